@@ -1,7 +1,6 @@
 """Two benchmarks compared row by row: ratios of times, their intervals, and what that shows.
 
-Of two folders of results; or of two commits, which are measured first: each in its own git work tree, in
-turns, every time in a new process.
+Of two folders of results; or of two commits, which are measured first, in turns, each in its git work tree.
 """
 
 import math
@@ -58,11 +57,7 @@ class Difference(NamedTuple):
 
 
 def read_all(folder: Path) -> list[dict[str, Any]]:
-    """The results in a folder, one for each process: its results.json, or those of its subfolders 1, 2, ...
-
-    Raises:
-      UserError: if there are none, or one cannot be read.
-    """
+    """The results in a folder, one for each process: its results.json, or those of subfolders 1, 2, ..."""
     files = [folder / RESULTS]
     if not files[0].exists():
         numbered = (path for path in folder.iterdir() if path.name.isdecimal())
@@ -111,8 +106,7 @@ def times_by_program(results: Mapping[str, Any]) -> dict[tuple[str, str], Mappin
 def require_comparable(a: Mapping[str, Any], b: Mapping[str, Any], allow_different: bool) -> None:
     """Raises UserError unless both measured the same, on the same kind of machine, with the same JAX.
 
-    Args:
-      allow_different: the machines and versions may differ.
+    With `allow_different`, machines and versions may differ.
     """
     kinds = [kind_of(results) for results in (a, b)]
     if kinds[0] != kinds[1]:
@@ -135,7 +129,7 @@ def require_comparable(a: Mapping[str, Any], b: Mapping[str, Any], allow_differe
 
 
 def drift(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
-    """How the machine's own speed differed, as a line; None unless both measured it."""
+    """A line about the machine's own speed at both; None unless both measured it."""
     of_a, of_b = a.get("roofline"), b.get("roofline")
     if of_a is None or of_b is None:
         return None
@@ -154,17 +148,11 @@ def _unequal(a: Mapping, b: Mapping, before: str = "") -> Iterator[tuple[str, tu
 
 
 def differences(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """All programs that both have, in the order of A.
+    """All programs that both have, in the order of A, given the results by process.
 
     With several processes each, which took turns: the t-test of the logarithms of the ratios of their
     medians, pair by pair. With one process each, the spread of its runs, which knows nothing of differences
     between processes. The interval covers all rows at once (Bonferroni).
-
-    Args:
-      a, b: results by process.
-
-    Raises:
-      UserError: if they have no program in common.
     """
     of_a, of_b = ([times_by_program(results) for results in side] for side in (a, b))
     pairs = min(len(of_a), len(of_b))
@@ -234,15 +222,8 @@ def commit(name: str) -> str | None:
 def measure_commits(a: str, b: str, benchmark: str, rounds: int, folder: Path) -> None:
     """Measures both commits `rounds` times each, in the order A B B A A B ...
 
-    Args:
-      a, b: hashes.
-      benchmark: the command line after `hyena-jax bench`.
-      folder: gets a/1, b/1, a/2, ..., each with the output of one process.
-
-    Raises:
-      UserError: if a quotation of the command line is not closed, or a commit refuses the command line, finds
-        a wrong value, or has no `hyena_jax`.
-      OSError: if git or a process fails otherwise.
+    `benchmark` is the command line after `hyena-jax bench`. `folder` gets a/1, b/1, a/2, ..., each with the
+    output of one process. A commit that refuses the command line or finds a wrong value is a UserError.
     """
     folder = folder.resolve()  # the processes run in the work trees
     try:
@@ -278,7 +259,7 @@ def measure_commits(a: str, b: str, benchmark: str, rounds: int, folder: Path) -
 
 @contextmanager
 def _work_tree(commit: str, folder: Path) -> Iterator[Path]:
-    """The files of a commit in a folder, which is removed in the end."""
+    """The files of a commit, in a folder that is removed in the end."""
     made = _git("worktree", "add", "--detach", "--quiet", str(folder), commit)
     if made.returncode:
         raise OSError(f"git worktree add: {made.stderr.strip()}")

@@ -37,8 +37,7 @@ PREFILL, ONE_TOKEN = "prefill", "step"
 class DecodeBenchmark(Benchmark):
     """Every mixer that decodes by a state, at every context and batch size.
 
-    Raises:
-      UserError: if a mixer that is named explicitly cannot be timed; others of `all` are named in a line.
+    One that cannot is refused if it was named; of `all` it is left out, with a line.
     """
 
     def __init__(self, settings: Decode):
@@ -76,11 +75,8 @@ class DecodeBenchmark(Benchmark):
         return has_oracle
 
     def build(self, method: str, size: Size) -> Case:
-        """Compiles the programs for prompts of context - n_new tokens.
-
-        One creates the state, which evaluates filters, and reads the prompt; the other generates n_new tokens
-        after it, as `hyena-jax generate` does.
-        """
+        """One program creates the state, which evaluates filters, and reads a prompt of context - n_new
+        tokens; the other generates n_new tokens after it, as `hyena-jax generate` does."""
         context, batch, n_new = size["context"], size["batch"], self.settings.n_new
         config = self._model(method, context)
         model, prompt = models.build(config), random_inputs(config, batch, context - n_new)
@@ -117,7 +113,6 @@ class DecodeBenchmark(Benchmark):
 
     @staticmethod
     def picture(results: Results) -> Picture:
-        """Time of a token and bytes of the state, of each mixer and batch size, by context."""
         settings = results["settings"]
         rows = [(f"{row['method']}, batch {row['batch']}", row["context"], row) for row in results["rows"]]
         seconds = ((name, at, row["passes"][ONE_TOKEN]["seconds"]["median"]) for name, at, row in rows)

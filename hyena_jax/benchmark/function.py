@@ -26,11 +26,7 @@ from hyena_jax.system.errors import UserError, require
 
 
 class FunctionBenchmark(Benchmark):
-    """The functions over the sizes.
-
-    Raises:
-      UserError: if the file cannot be imported, or lacks a function.
-    """
+    """The functions over the sizes."""
 
     roofline_dtype = "float32"
 
@@ -47,11 +43,6 @@ class FunctionBenchmark(Benchmark):
         self.sizes = [{"size": size} for size in sorted(settings.sizes)]
 
     def _inputs(self, size: int) -> tuple:
-        """The arguments of the functions, as JAX arrays.
-
-        Raises:
-          UserError: unless `make_inputs` returns a tuple or a list of arrays.
-        """
         found, called = self.functions["make_inputs"](size), f"make_inputs({size})"
         require(isinstance(found, tuple | list), called, type(found).__name__, "a tuple of arrays")
         for leaf in jax.tree.leaves(found):
@@ -77,11 +68,6 @@ class FunctionBenchmark(Benchmark):
         return True
 
     def build(self, method: str, size: Size) -> Case:
-        """Compiles the passes.
-
-        Raises:
-          UserError: if there should be gradients, of a function that returns integers.
-        """
         function, args = self.functions[method], self._inputs(size["size"])
         programs = {FORWARD: counted_program(function, *args)}
         if self.settings.gradients:
@@ -101,7 +87,6 @@ class FunctionBenchmark(Benchmark):
 
     @staticmethod
     def picture(results: Results) -> Picture:
-        """Time and memory of the longest pass, by size."""
         part = BOTH if results["settings"]["gradients"] else FORWARD
         points = [(row["method"], row["size"], row["passes"][part]) for row in results["rows"]]
         return Picture(results["settings"]["target"], "size", panels(points, f", {part.replace('_', ' + ')}"))

@@ -26,11 +26,7 @@ GRADIENT, TRAIN_STEP = "loss_and_gradient", "train_step"
 
 
 class ModelBenchmark(Benchmark):
-    """A config's model at every length: tokens, or patches of an image.
-
-    Raises:
-      UserError: if the config does not fit the settings, or its data cannot be read.
-    """
+    """A config's model at every length: tokens, or patches of an image."""
 
     def __init__(self, settings: Model):
         experiment, data = settings.experiment, settings.experiment.data
@@ -46,10 +42,8 @@ class ModelBenchmark(Benchmark):
         return verify.verify_model(method, self.examples.experiment.model)
 
     def build(self, method: str, size: Size) -> Case:
-        """Compiles the logits without dropout, the mean loss with dropout and its gradient, and the step.
-
-        The training step runs on all devices, as in training; the two other programs run on the first alone.
-        """
+        """The logits without dropout, the mean loss with dropout and its gradient, on the first device; and
+        the training step on all, as in training."""
         experiment = self.examples.experiment
         model = models.build(experiment.model)
         params, batch = init_params(model, experiment.seed), self.examples.batches[size["length"]]()
@@ -74,7 +68,6 @@ class ModelBenchmark(Benchmark):
         return Case(programs, facts)
 
     def cells(self, row: Row) -> Iterator[Cells]:
-        """A line for each pass."""
         for name, measured in row["passes"].items():
             yield {
                 "pass": name.replace("_", " "),
@@ -87,7 +80,6 @@ class ModelBenchmark(Benchmark):
 
     @staticmethod
     def picture(results: Results) -> Picture:
-        """Time and memory of each pass by length."""
         points = [
             (name, row["length"], each) for row in results["rows"] for name, each in row["passes"].items()
         ]

@@ -87,7 +87,6 @@ class OperatorsBenchmark(Benchmark):
 
     @staticmethod
     def picture(results: Results) -> Picture:
-        """Time and memory of forward + backward by length, with attention in every row of panels."""
         settings = results["settings"]
         sizes = f"batch {settings['batch_size']}, {settings['d_model']} channels, {settings['dtype']}"
         points = [(row["method"], row["length"], row["passes"][BOTH]) for row in results["rows"]]
@@ -96,7 +95,10 @@ class OperatorsBenchmark(Benchmark):
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Exponents of both passes by method, and the lengths from which methods beat the references."""
-        times = {part: _median_seconds(rows, part) for part in (FORWARD, BOTH)}
+        times = {
+            part: curves((r["method"], r["length"], r["passes"][part]["seconds"]["median"]) for r in rows)
+            for part in (FORWARD, BOTH)
+        }
         exponents = {
             part: {method: fitted_exponent(points) for method, points in by_method.items()}
             for part, by_method in times.items()
@@ -111,7 +113,6 @@ class OperatorsBenchmark(Benchmark):
         return {"exponents": exponents, "crossovers": crossovers}
 
     def lines(self, results: Results) -> list[str]:
-        """Lines about the exponents and crossovers, and the machine's limits."""
         lines, longest = [], max(results["settings"]["lengths"])
         for part, exponents in results["exponents"].items():
             fitted = [f"{method} {value:.2f}" for method, value in exponents.items() if value is not None]
@@ -133,19 +134,10 @@ class OperatorsBenchmark(Benchmark):
         return lines
 
 
-def _median_seconds(rows: Sequence[Row], part: str) -> dict[str, dict[int, float]]:
-    """Median seconds of a pass by method and length."""
-    return curves((row["method"], row["length"], row["passes"][part]["seconds"]["median"]) for row in rows)
-
-
 def fitted_exponent(times: Mapping[int, float], least_length: int = LEAST_LENGTH) -> float | None:
-    """The exponent e of the least-squares fit time = c length^e in logarithms.
+    """The exponent e of the least-squares fit time = c length^e in logarithms, of times by length.
 
-    Args:
-      times: by length, in any unit; lengths below `least_length` are left out.
-
-    Returns:
-      None with fewer than LEAST_POINTS lengths.
+    Lengths below `least_length` are left out; None with fewer than LEAST_POINTS others.
     """
     points = [(math.log(length), math.log(time)) for length, time in times.items() if length >= least_length]
     if len(points) < LEAST_POINTS:
@@ -156,14 +148,10 @@ def fitted_exponent(times: Mapping[int, float], least_length: int = LEAST_LENGTH
 
 
 def crossover(times: Mapping[int, float], other: Mapping[int, float]) -> float | None:
-    """The length from which `times` stays below `other` at all longer lengths that both have.
+    """The length from which `times` stays below `other`, of the lengths that both have; None if it does not.
 
     Between two measured lengths, the logarithm of their ratio is interpolated linearly in the logarithm of
-    the length.
-
-    Returns:
-      None if `other` is still ahead at the longest common length, or there is no common length; the shortest
-      common length if `times` is below at all of them.
+    the length; below at all lengths, it is the shortest.
     """
     lengths = sorted(times.keys() & other.keys())
     ratios = {length: math.log(times[length] / other[length]) for length in lengths}

@@ -54,20 +54,16 @@ class Picture(NamedTuple):
 
 
 class Report:
-    """Prints rows as they are measured, and keeps them in the output folder if there is one.
-
-    Attributes:
-      rows: the measurements so far.
-      notes: lines printed below the rows.
-      summary: further entries of results.json.
-    """
+    """Prints rows as they are measured, and keeps them in the output folder if there is one."""
 
     def __init__(self, settings: Settings, console: Console, command: Sequence[str]):
         """Raises UserError or OSError, before anything is measured, if the folder cannot be written."""
         self.console = Output(quiet=True) if settings.json else console
         self.rows: list[Row] = []
         self.notes: list[str] = []
+        """Lines printed below the rows."""
         self.summary: dict[str, Any] = {}
+        """Further entries of results.json."""
         self._settings, self._command = settings, command
         if settings.output is not None:
             is_lost = settings.output.is_symlink() and not settings.output.exists()
@@ -77,7 +73,6 @@ class Report:
                 pass
 
     def add(self, row: Row, lines: Iterable[Cells]) -> None:
-        """Prints the lines of a row, and keeps it."""
         lines = list(lines)
         texts = [format_line(cells.values(), cells) for cells in lines]
         if not self.rows:
@@ -86,7 +81,7 @@ class Report:
         self._print(texts)
 
     def _print(self, texts: Iterable[str]) -> None:
-        """Prints lines; where nobody reads them, what is measured still goes to the output folder."""
+        """Where nobody reads the lines, what is measured still goes to the output folder."""
         try:
             for text in texts:
                 self.console.print(text, soft_wrap=True)
@@ -204,10 +199,7 @@ def panels(points: Iterable[tuple[str, int, Mapping[str, Any]]], of_what: str = 
 def draw_picture(path: Path, picture: Picture, machine: Mapping[str, Any]) -> None:
     """Draws the panels on logarithmic axes: ours and baselines in one colour, at most eight lines a panel.
 
-    More lines are split into several rows of panels with the same axes.
-
-    Args:
-      machine: that of the results, for the title.
+    More lines are split into several rows of panels with the same axes. The title names the `machine`.
     """
     families: dict[str, list[str]] = {}
     for method in dict.fromkeys(method for panel in picture.panels for method in panel.curves):

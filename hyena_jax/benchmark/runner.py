@@ -34,23 +34,19 @@ class Case(NamedTuple):
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of the largest program: as its compiler planned, or estimated."""
         planned = [program.memory.total for program in self.programs.values() if program.memory is not None]
         return max(planned, default=self.estimated_bytes)
 
 
 class Benchmark(ABC):
-    """What one benchmark measures, and how it is shown; a subclass is made of its settings.
-
-    Attributes:
-      methods: what is compared at each size.
-      sizes: in increasing order.
-      roofline_dtype: where operations are counted, the dtype in which the machine's limits are measured.
-    """
+    """What one benchmark measures, and how it is shown; a subclass is made of its settings."""
 
     methods: Sequence[str]
+    """What is compared at each size."""
     sizes: Sequence[Size]
+    """In increasing order."""
     roofline_dtype: str | None = None
+    """Where operations are counted, the dtype in which the machine's limits are measured."""
 
     @abstractmethod
     def check(self, method: str) -> bool:
@@ -106,14 +102,10 @@ def measure_rows(
     advance: Callable[[], None],
     note: Callable[[str], None],
 ) -> Iterator[Row]:
-    """The rows of all methods, size by size; at each size all programs take turns.
+    """The rows of all methods, size by size; at each size all programs take turns, then `advance` is called.
 
     A method that does not fit the memory, or took too long, is not measured at sizes that are as large in
-    everything.
-
-    Args:
-      advance: called once for each size.
-      note: called with a line for every such method, and for loops that cannot be counted.
+    everything. `note` gets a line for every such method, and for loops that cannot be counted.
     """
     last: dict[str, list[Size]] = {method: [] for method in benchmark.methods}
     for size in benchmark.sizes:
@@ -138,9 +130,8 @@ def measure_rows(
                 with jax.profiler.trace(settings.profile / name):
                     jax.block_until_ready(program.run())
         for method, case in cases.items():
-            passes = {part: measured[method, part] for part in case.programs}
-            numbers = {part: asdict(each) for part, each in passes.items()}
-            yield {"method": method, **size, **case.facts, "passes": numbers}
+            passes = {part: asdict(measured[method, part]) for part in case.programs}
+            yield {"method": method, **size, **case.facts, "passes": passes}
             works = [program.work for program in case.programs.values() if program.work is not None]
             open_loops = max((work.open_loops for work in works), default=0)
             if open_loops and size == benchmark.sizes[0]:
@@ -150,6 +141,5 @@ def measure_rows(
             )
             if max(runs) > settings.max_seconds:
                 last[method].append(size)
-                limit = f"took over {settings.max_seconds:g} s; no longer"
-                note(f"{method}: a run at {where} {limit}")
+                note(f"{method}: a run at {where} took over {settings.max_seconds:g} s; no longer")
         advance()

@@ -63,7 +63,6 @@ class OfMixers(Common):
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The mixers' names, each once."""
         return tuple(MIXER_CONFIGS) if "all" in self.mixers else tuple(dict.fromkeys(self.mixers))
 
     def check_mixers(self, argument: str, lengths: tuple[int, ...]) -> None:
@@ -88,7 +87,6 @@ class Operators(OfMixers):
     """Sequences per batch."""
 
     def check(self) -> None:
-        """Raises UserError for values that cannot be run."""
         self.check_mixers("lengths", self.lengths)
 
 
@@ -109,7 +107,6 @@ class Model(Common):
     experiment: Experiment = field(default=Experiment(), metadata=FLAT)
 
     def check(self) -> None:
-        """Raises UserError for values that cannot be run."""
         super().check()
         for length in self.seq_len:
             require(length >= 1, "seq_len", length, "at least 1")
@@ -131,7 +128,6 @@ class Decode(OfMixers):
     """Number of blocks."""
 
     def check(self) -> None:
-        """Raises UserError for values that cannot be run."""
         self.check_mixers("contexts", self.contexts)
         _check_counts("batch", self.batch)
         most = min(self.contexts) - 1
@@ -152,7 +148,6 @@ class Function(Common):
     """Also time y with the gradients of all inputs in floating point."""
 
     def check(self) -> None:
-        """Raises UserError for values that cannot be run."""
         super().check()
         file, _, names = self.target.rpartition(":")
         is_named = file.endswith(".py") and all(name.isidentifier() for name in names.split(","))

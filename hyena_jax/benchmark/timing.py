@@ -1,6 +1,6 @@
 """Programs measured together: compiled, warmed up, then timed in turns; and the machine's own limits.
 
-The programs take turns so that other load on the machine affects all of them alike.
+They take turns so that other load on the machine affects all alike.
 """
 
 import itertools
@@ -45,7 +45,6 @@ class Timing:
     """Median of the seconds until the call returned; the device may work on, or may have finished."""
 
     def of_one(self, rounds: int) -> "Timing":
-        """The statistics of one of the equal parts of a run."""
         if rounds == 1:
             return self
         times = (self.median, self.lower, self.upper, self.mean)
@@ -104,7 +103,6 @@ class Roofline(NamedTuple):
     bytes_per_second: float
 
     def least_seconds(self, flops: float, n_bytes: float) -> float:
-        """The least time for `flops` and `n_bytes`, limited by the slower of the two."""
         return max(flops / self.flops_per_second, n_bytes / self.bytes_per_second)
 
 
@@ -138,11 +136,7 @@ def jit_program(function: Callable, *args: Any) -> Runnable:
 
 
 def compiled(function: Any, *args: Any) -> Runnable:
-    """A transformed function, compiled; the program's `run` still takes the arguments.
-
-    Args:
-      function: of `jax.jit`, or of `jax.pmap`, which may trace only while it lowers.
-    """
+    """A function of `jax.jit` or `jax.pmap`, compiled; the program's `run` still takes the arguments."""
     clock = time.perf_counter
     times = [clock()]
     if hasattr(function, "trace"):
@@ -201,12 +195,9 @@ def interleave(
     clock: Callable[[], float] = time.perf_counter,
     pause: Callable[[float], None] = time.sleep,
 ) -> dict[Key, Timing]:
-    """Times programs that were warmed up before; each runs once per round.
+    """Times programs that were warmed up before, up to their results; each runs once per round.
 
-    Args:
-      programs: functions without arguments; the clock stops when their JAX arrays are ready.
-      budget: seconds for each program; a program leaves the rounds once its runs have used them up.
-      least_runs: minimum runs of every program, however long they take.
+    One leaves the rounds once it has had `least_runs`, and they took `budget` seconds.
     """
     seconds = {key: [] for key in programs}
     dispatch = {key: [] for key in programs}
@@ -249,12 +240,11 @@ def measure_roofline(dtype: str) -> Roofline:
     size = MATMUL_SIZE.get(backend, ACCELERATOR_MATMUL_SIZE)
     n_bytes = COPY_BYTES.get(backend, ACCELERATOR_COPY_BYTES)
     matrix = jnp.ones((size, size), dtype)
-    array = jnp.ones(n_bytes // matrix.dtype.itemsize, dtype)
     multiply = jax.jit(jnp.matmul)
     # Adding 1 costs nothing next to the traffic, and cannot be removed as a copy could. In place: the kernel
     # hands out fresh memory page by page, several times slower.
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
-    latest = [array]
+    latest = [jnp.ones(n_bytes // matrix.dtype.itemsize, dtype)]
 
     def copy() -> jax.Array:
         latest[0] = add(latest[0])

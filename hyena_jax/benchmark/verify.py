@@ -39,14 +39,7 @@ def require_close(what: str, actual: jax.Array, expected: np.ndarray, dtype: str
 
 
 def verify_mixer(name: str, config: MixerConfig, d_model: int, dtype: str) -> bool:
-    """Compares the parallel form with the NumPy oracle, at an odd length and a width of at most 64.
-
-    Returns:
-      Whether the mixer has an oracle; without one, nothing was compared.
-
-    Raises:
-      Mismatch: where they differ.
-    """
+    """Compares the parallel form with the NumPy oracle, at an odd length; False if the mixer has none."""
     oracle = mixer_oracle(config)
     if oracle is None:
         return False
@@ -60,14 +53,7 @@ def verify_mixer(name: str, config: MixerConfig, d_model: int, dtype: str) -> bo
 
 
 def verify_model(name: str, config: ModelConfig) -> bool:
-    """Compares the logits of a small model of the same blocks with its oracle.
-
-    Returns:
-      Whether the model and all its mixers have oracles; otherwise nothing was compared.
-
-    Raises:
-      Mismatch: where they differ.
-    """
+    """Compares the logits of a small model of the same blocks; False if it, or a mixer, has no oracle."""
     oracle = MODEL_CONFIGS.oracle(type(config))
     small = small_model(config)
     found = [mixer_oracle(mixer) for mixer in getattr(small, "pattern", ())]
@@ -85,11 +71,7 @@ def verify_model(name: str, config: ModelConfig) -> bool:
 
 
 def verify_decoding(name: str, config: LanguageModelConfig) -> None:
-    """Compares a small model's prefill and steps with its parallel form.
-
-    Raises:
-      Mismatch: where they differ.
-    """
+    """Compares a small model's prefill and steps with its parallel form."""
     small = small_model(config)
     model = models.build(small)
     length = min(LENGTH, small.max_len)

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flush() -> None:
-    """Writes what has been printed; after a failure nothing is left for Python to write as it ends."""
+    """After a failure nothing is left for Python to write as it ends."""
     if sys.stdout is not None:
         try:
             sys.stdout.flush()

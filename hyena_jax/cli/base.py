@@ -36,8 +36,7 @@ class Command(Checked):
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
         """Takes what is not a flag of its own out of the arguments; imports the plugins that they name.
 
-        Returns:
-          The arguments with flags and positional arguments, and values that replace defaults of fields.
+        Returns the rest, and values that replace defaults of fields.
         """
         given, rest, waiting = [], [], False
         for argument in arguments:
@@ -59,11 +58,7 @@ class Command(Checked):
         return []
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Runs the command; returns its exit code.
-
-        Args:
-          arguments: the whole command line, to be recorded.
-        """
+        """Runs the command; returns its exit code. `arguments` are the whole command line, to be recorded."""
         raise NotImplementedError
 
 
@@ -75,7 +70,6 @@ class OfConfig(Command):
 
     @classmethod
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-        """Reads CONFIG."""
         arguments, values = super().take(called, arguments)
         if arguments and not arguments[0].startswith("-"):
             given = {argument.partition("=")[0] for argument in arguments}
@@ -125,10 +119,7 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 
 
 def script_flags(kind: type[T]) -> T:
-    """The flags of a script outside of this package, a dataclass like a command's, from its command line.
-
-    `--help` prints them; that and a wrong flag end the process.
-    """
+    """The flags of a script outside of this package; `--help`, which prints them, and a wrong one end it."""
     called, *arguments = sys.argv
     if asks_for_help(arguments):
         print(command_help(f"python {called}", kind.__doc__, flags_of(kind)))

@@ -26,16 +26,11 @@ class Bench(Command):
     """What the benchmarks share."""
 
     def prepare(self) -> "Benchmark":
-        """What is measured. Raises UserError where that does not fit the flags."""
+        """What is measured; must fit the flags."""
         raise NotImplementedError
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Measures; returns exit code 1 if a value differs from its oracle.
-
-        Each row is printed and kept as soon as it is measured. Compiled programs are not kept: a benchmark
-        also times the compiler.
-        """
-        import_jax()
+        import_jax()  # and keeps no compiled programs: a benchmark also times the compiler
         start_devices()
         keep_freed_memory()
         self.check()
@@ -128,7 +123,6 @@ class BenchCompare(Command):
     """Print the comparison as JSON."""
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Prints a line for each program that both have; returns 1 if one is slower than allowed."""
         from hyena_jax.benchmark import comparison
 
         if all(Path(side).is_dir() for side in (self.a, self.b)):
@@ -193,9 +187,8 @@ class BenchCompare(Command):
 
         table = Table("row", "pass", "A ms", "B ms", "B / A", "interval", "visible", "verdict", box=None)
         for one in found:
-            interval = f"{one.lower:.3f}-{one.upper:.3f}"
             times = (f"{1e3 * seconds:.4g}" for seconds in (one.a, one.b))
-            ratios = f"{one.ratio:.3f}", interval, f"{one.visible:.3f}"
+            ratios = f"{one.ratio:.3f}", f"{one.lower:.3f}-{one.upper:.3f}", f"{one.visible:.3f}"
             may_drift = one.processes == 1 and one.verdict in (comparison.SLOWER, comparison.FASTER)
             verdict = one.verdict + (", or the machine was" if may_drift else "")
             table.add_row(one.row, one.part.replace("_", " "), *times, *ratios, verdict)

@@ -32,14 +32,12 @@ class Compare(Command):
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Prints the table; writes the figure and the table if asked to."""
         import_jax()  # only shapes are computed: no device is started
 
         from hyena_jax.sweeps.compare import compare, text_table
 
-        dirs, output = self.dirs, self.output
-        rows = compare(dirs, by=self.by, metric=self.metric, x=self.x, output=output, note=note)
-        console = table_console()
+        output, console = self.output, table_console()
+        rows = compare(self.dirs, by=self.by, metric=self.metric, x=self.x, output=output, note=note)
         console.print(text_table(rows))
         if output is not None:
             tables = f"{output.with_suffix('.md')}, {output.with_suffix('.csv')}"

@@ -41,7 +41,6 @@ class Convert(Command):
     in DeepMind's, which None takes, and one less in transformers."""
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Writes the run folder, and says what is in it."""
         start_jax(note)
 
         from hyena_jax.interop.convert import convert

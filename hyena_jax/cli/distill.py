@@ -53,7 +53,6 @@ class Distill(OfRun):
         require_free("output", self.output)
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Distils a run; returns exit code 1 if no state size stays within the bound: nothing is written."""
         start_jax(note)
         keep_freed_memory()
 
@@ -88,11 +87,7 @@ class Distill(OfRun):
         return 0
 
     def _distil(self, console: "Console") -> "Outcome":
-        """The run with recurrences of each state size, up to the first within the bound.
-
-        Raises:
-          UserError: if the run cannot be distilled; before its parameters are read.
-        """
+        """The run with recurrences of each state size, up to the first within the bound."""
         from hyena_jax.api import load_run
         from hyena_jax.distillation import model
         from hyena_jax.distillation.outcome import Outcome

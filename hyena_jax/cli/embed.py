@@ -38,7 +38,6 @@ class Embed(OfRun):
     """Windows of max_len tokens at once, or as many tokens in shorter ones."""
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Writes the array and its index."""
         start_jax(note)
 
         import numpy as np

@@ -50,7 +50,6 @@ class Evaluate(OfRun):
         require(not self.tasks or self.path is None, "path", self.path, "left out with --tasks")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Prints a table of metrics, and for a task the error at each scored position of a row."""
         start_jax(note)
 
         from rich.table import Table

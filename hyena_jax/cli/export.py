@@ -37,7 +37,6 @@ class Export(OfRun):
         require(is_line, "license", self.license, "a name on one line")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Writes the files, and says where."""
         start_jax(note)
 
         from hyena_jax.api import load_run

@@ -88,8 +88,7 @@ class Generate(OfRun):
         rule = SamplingRule(self.greedy, self.temperature, self.top_k, self.top_p, self.min_p)
         run = load_run(self.workdir, self.step)
         stop = [re.sub(r"\\([nt\\])", lambda found: ESCAPES[found[1]], text) for text in self.stop]
-        samples = self.seed, self.num_samples, self.on_full
-        request = run.request(self.max_new_tokens, rule, stop, *samples)
+        request = run.request(self.max_new_tokens, rule, stop, self.seed, self.num_samples, self.on_full)
         if self.load_state is None and self.save_state is None:
             read = [encode_prompt(run.tokenizer, prompt) for prompt in self.prompt]
             chunks = generate(run.decoder, run.params, read, request)

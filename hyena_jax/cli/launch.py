@@ -16,12 +16,7 @@ from hyena_jax.cli.train import Train
 from hyena_jax.config import AtLeast, AtMost
 from hyena_jax.config.flags import HIDDEN
 from hyena_jax.system.errors import require
-from hyena_jax.system.signals import (
-    STOPPED_CODE,
-    how_ended,
-    noted_signals,
-    start_process,
-)
+from hyena_jax.system.signals import STOPPED_CODE, how_ended, noted_signals, start_process
 
 POLL_EVERY = 0.05
 """Seconds between two looks at the processes."""
@@ -51,12 +46,8 @@ class Launch(Command):
         """Runs `hyena-jax COMMAND` in several processes that find each other over loopback.
 
         Signals that ask to stop are passed on to all processes; a second SIGINT ends them at once. If one
-        process fails, the others have `grace` seconds to end by themselves, then they are killed; one line
-        says which one failed. If the launcher is killed, the processes stop and save by themselves.
-
-        Returns:
-          0; or 75 after a stop that was asked for, but 130 if SIGINT left nothing to save; or the exit code
-          of the process that failed first, 128 + N if signal N ended it.
+        process fails, the others have `grace` seconds to end by themselves, then they are killed, and its
+        exit code is returned, 128 + N if signal N ended it. If the launcher is killed, they stop and save.
         """
         is_train = self.command[:1] == ("train",) and len(self.command) > 1
         require(is_train, "the command after --", " ".join(self.command), "train ...")

@@ -51,7 +51,6 @@ class Plan(OfConfig):
             require_own_folder("output", self.output, "plan", "plan.json")
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Prints one plan, or the best of a search."""
         from hyena_jax.plan import presentation
         from hyena_jax.plan.compiling import DoesNotCompile, Limits, Unfinished
         from hyena_jax.plan.planning import make_plan, with_other_kernels

@@ -55,7 +55,6 @@ class Prepare(Command):
     """Write nothing: compare all shards in the output with their index, by their SHA-256."""
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Writes the shards, or compares them with their index."""
         from hyena_jax.data import prepare
         from hyena_jax.data.tokenizers import build_tokenizer
 
@@ -103,16 +102,14 @@ class Prepare(Command):
 def _progress(what: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
     """A bar with tokens a second and the time left; rows of text where there is no terminal.
 
-    Yields:
-      advance(bytes, tokens); the first call says what was done before.
+    Yields `advance(bytes, tokens)`; the first call says what was done before.
     """
     from rich.progress import TimeRemainingColumn
 
     from hyena_jax.system.output import VALUES, Bar, Output
 
     begun, done, n_tokens = time.monotonic(), 0, 0
-    columns = (VALUES, TimeRemainingColumn())
-    with Bar(Output(stderr=True), what, total, *columns, transient=True) as live:
+    with Bar(Output(stderr=True), what, total, VALUES, TimeRemainingColumn(), transient=True) as live:
         live.is_row_due(ROW_EVERY)  # the first one is due after so many seconds
 
         def advance(n_bytes: int, tokens: int) -> None:

@@ -39,7 +39,6 @@ class Score(OfRun):
     """JSON-lines file, continued if the same command was stopped; None prints the lines."""
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Writes a line about the scores and one for each record; then says what all reach together."""
         start_jax(note)
 
         from hyena_jax.api import load_run

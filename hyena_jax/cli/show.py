@@ -47,7 +47,6 @@ class Show(OfRun):
             require_new_file("output", self.output)
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Computes everything, then writes the page."""
         start_jax(note)
 
         from hyena_jax.inspect.content import content
@@ -63,7 +62,6 @@ class Show(OfRun):
         return 0
 
     def _example(self) -> "Example":
-        """What the model is shown with."""
         from hyena_jax.data.tokenizers import is_tokenizer
         from hyena_jax.inspect.content import from_file, from_text, held_out
         from hyena_jax.training.evaluate import load_data

@@ -56,13 +56,11 @@ class Sweep(Command):
 
     @classmethod
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-        """Refuses a flag before CONFIG."""
         arguments, values = super().take(called, arguments)
         require_config_first(called, arguments)
         return arguments, values
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Trains the runs of the grid, and prints a line for each."""
         from hyena_jax.sweeps.grid import make_runs, parse_axis
         from hyena_jax.sweeps.pool import DONE
         from hyena_jax.sweeps.sweep import sweep

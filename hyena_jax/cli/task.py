@@ -54,12 +54,10 @@ class DrawTask(Command):
 
     @classmethod
     def notes(cls) -> list[str]:
-        """The names of the tasks."""
         more = "`hyena-jax task NAME --help` describes the settings of a task, --data.FIELD."
         return [f"Tasks: {', '.join(TASK_CONFIGS)}", more]
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Prints the example."""
         from hyena_jax.data.dataset import load
         from hyena_jax.data.tasks import example_row
 

@@ -52,7 +52,6 @@ class Train(OfConfig):
         return super().take(called, rest)
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Trains, then shows a sample of the text or predictions on images."""
         import_jax()
         keep_compiled_programs(note)
         keep_freed_memory()

@@ -108,12 +108,7 @@ from hyena_jax.config.plugins import (
     plugin_flags,
     plugins_in,
 )
-from hyena_jax.config.registry import (
-    REGISTRIES,
-    Targets,
-    name_of,
-    register,
-)
+from hyena_jax.config.registry import REGISTRIES, Targets, name_of, register
 from hyena_jax.config.tasks import TASK_CONFIGS, TaskConfig
 from hyena_jax.config.training import (
     AccuracyConfig,

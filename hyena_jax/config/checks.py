@@ -33,8 +33,8 @@ def require_divisor(argument: str, value: int, of: str, number: int) -> None:
 class Between:
     """A range that the numbers of a field must be in: `n_layers: Annotated[int, Between(1, 64)] = 4`.
 
-    It also holds for each number in a tuple, and a field keeps the ranges that its base classes give it. An
-    int in a range is a count, such as steps or rows, and must fit into 32 bits.
+    It also holds for each number in a tuple, and a field keeps the ranges that its base classes give it. Ints
+    in a range are counts and must fit into 32 bits.
     """
 
     least: float
@@ -98,7 +98,7 @@ class Checked:
 
 
 def check_annotations(config_class: type) -> None:
-    """Refuses a config class with a field whose values could not be checked or described."""
+    """Refuses a config class with a field whose type `_is_a` and `type_in_words` do not know."""
     for name, hint in field_types(config_class).items():
         if not _is_supported(hint):
             raise UserError(
@@ -108,7 +108,6 @@ def check_annotations(config_class: type) -> None:
 
 
 def _is_supported(hint: Any) -> bool:
-    """Whether `_is_a` and `type_in_words` know an annotated type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return all(isinstance(argument, str) for argument in arguments)

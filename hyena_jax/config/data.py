@@ -52,7 +52,6 @@ class DataConfig(Checked):
 
     @property
     def input_kind(self) -> InputKind:
-        """The properties of the kind that `inputs` names."""
         return input_kind(self.inputs)
 
 

@@ -21,12 +21,7 @@ from hyena_jax.config.plugins import (
     plugins_in,
     require_plugins,
 )
-from hyena_jax.config.registry import (
-    REGISTRIES,
-    Registry,
-    name_of,
-    walk,
-)
+from hyena_jax.config.registry import REGISTRIES, Registry, name_of, walk
 from hyena_jax.config.training import Experiment, LoggingConfig
 from hyena_jax.system.errors import UserError, choose, require
 from hyena_jax.system.files import RUN_CONFIG, parse_json, read_json
@@ -34,10 +29,8 @@ from hyena_jax.system.files import RUN_CONFIG, parse_json, read_json
 if TYPE_CHECKING:
     import cattrs
 
-
-"""What makes a folder that of a run, and of a sweep."""
 STAGES = "optimizers.json"
-"""The file of a run whose optimizer was changed on purpose: its stages, see `read_stages`."""
+"""The file of a run whose optimizer was changed on purpose: see `read_stages`."""
 DIGEST = "sha256"
 """The key under which a JSON file holds the digest of its other values, so that a flipped bit is noticed."""
 MAX_PATH, MAX_NAME = 3800, 255
@@ -47,10 +40,7 @@ MAX_PATH, MAX_NAME = 3800, 255
 def load(spec: str, keep_trackers: bool = True) -> Experiment:
     """The experiment of `CONFIG` or `CONFIG:VARIANT`, or of the `config.json` in a run folder.
 
-    CONFIG is a name in `configs/` or a Python file.
-
-    Args:
-      keep_trackers: see `decode`.
+    CONFIG is a name in `configs/` or a Python file. For `keep_trackers` see `decode`.
     """
     if Path(spec).name == RUN_CONFIG:
         return read_run(Path(spec).parent, keep_trackers)
@@ -92,7 +82,7 @@ def config_files() -> dict[str, Path]:
 
 @functools.cache
 def _converter() -> "cattrs.Converter":
-    """Reads and writes configs. It keeps what it generates for each class, those of later plugins too."""
+    """Reads and writes configs, those of later plugins too."""
     import cattrs
     from cattrs.gen import make_dict_unstructure_fn, override
 
@@ -119,8 +109,6 @@ def _as_tuples(value: Any) -> Any:
 
 
 def _tag(converter: "cattrs.Converter", registry: Registry) -> None:
-    """Makes `converter` write and read values of a kind with the tag `type`."""
-
     def write(value: Any) -> dict[str, Any]:
         return {"type": registry.part_of(type(value)).name, **converter.unstructure(value)}
 
@@ -139,24 +127,16 @@ def _tag(converter: "cattrs.Converter", registry: Registry) -> None:
 
 
 def encode(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as JSON values; registered parts have a `type` tag.
-
-    If some parts come from plugins, `plugins` names their sources: see `plugins_in`.
-    """
+    """The experiment as JSON values: parts have the tag `type`, and `plugins`, if any, is of `plugins_in`."""
     plugins = plugins_in(experiment)
     values = _converter().unstructure(experiment, unstructure_as=Experiment)
     return values | {"plugins": plugins} if plugins else values
 
 
 def decode(values: Mapping[str, Any], keep_trackers: bool = True) -> Experiment:
-    """The inverse of `encode`.
+    """The inverse of `encode`; refuses unknown keys, wrong types, and a missing plugin, with the flag to add.
 
-    Args:
-      keep_trackers: whether the plugins of trackers are needed, as for training. Without it, trackers whose
-        plugin is missing are left out, since a run can be read without them.
-
-    Raises:
-      UserError: for unknown keys and wrong types; and if a plugin is missing, with the flag to add.
+    Without `keep_trackers`, trackers whose plugin is missing are left out: a run can be read without them.
     """
     import cattrs
 
@@ -193,11 +173,7 @@ def read(path: Path, keep_trackers: bool = False) -> Experiment:
 
 
 def is_run(workdir: Path) -> bool:
-    """Whether a folder holds a run.
-
-    Raises:
-      UserError: if the path is not UTF-8, as the files of a run say it, or too long for them.
-    """
+    """Whether a folder holds a run; refuses a path that is not UTF-8, or too long for the files of a run."""
     try:
         os.fsencode(workdir.absolute()).decode()
     except UnicodeError:
@@ -214,11 +190,7 @@ def is_run(workdir: Path) -> bool:
 
 
 def read_run(workdir: Path, keep_trackers: bool = False) -> Experiment:
-    """The experiment of a run folder; for `keep_trackers` see `decode`.
-
-    Raises:
-      UserError: if there is none or it cannot be read.
-    """
+    """The experiment of a run folder; for `keep_trackers` see `decode`."""
     if not is_run(workdir):
         raise UserError(f"workdir {str(workdir)!r} holds no run: there is no {RUN_CONFIG}")
     return read(workdir / RUN_CONFIG, keep_trackers)
@@ -235,11 +207,7 @@ class Stage(NamedTuple):
 def read_stages(workdir: Path, experiment: Experiment) -> tuple[Stage, ...]:
     """The stages of a run, in order; a single one unless its optimizer was changed on purpose.
 
-    Args:
-      experiment: that of config.json.
-
-    Raises:
-      UserError: if the file cannot be read.
+    `experiment` is that of config.json.
     """
     path = workdir / STAGES
     now = _values(experiment)
@@ -317,11 +285,7 @@ def with_digest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_digest(values: Any) -> Any:
-    """The inverse of `with_digest`; values whose digest a person removed are returned unchanged.
-
-    Raises:
-      UserError: if the digest does not match the values.
-    """
+    """The inverse of `with_digest`, which it checks; values whose digest a person removed are unchanged."""
     if not isinstance(values, Mapping) or DIGEST not in values:
         return values
     rest = {name: value for name, value in values.items() if name != DIGEST}

@@ -138,7 +138,6 @@ class ExplicitFilterConfig(FilterConfig):
     """Taps M; later lags are zero. None takes max_len."""
 
     def check(self, max_len: int) -> None:
-        """The taps must fit."""
         most = f"at most max_len={max_len}"
         require(self.n_taps is None or self.n_taps <= max_len, "n_taps", self.n_taps, most)
 
@@ -163,11 +162,9 @@ class ShortFilterConfig(FilterConfig):
 
     @property
     def reach(self) -> int:
-        """The taps M."""
         return self.n_taps
 
     def check(self, max_len: int) -> None:
-        """The taps must fit."""
         require(self.n_taps <= max_len, "n_taps", self.n_taps, f"at most max_len={max_len}")
 
 
@@ -187,7 +184,6 @@ class TransferFunctionFilterConfig(FilterConfig):
     """Coefficients n in the numerator and in the denominator."""
 
     def check(self, max_len: int) -> None:
-        """The coefficients must fit the transform."""
         require(self.n_state < max_len, "n_state", self.n_state, f"below max_len={max_len}")
 
 

@@ -67,7 +67,6 @@ class Flag(NamedTuple):
 
     @property
     def is_positional(self) -> bool:
-        """Whether it is a positional argument."""
         return not self.name.startswith("--")
 
     @property
@@ -83,9 +82,7 @@ def flags_of(
 ) -> list[Flag]:
     """All flags of a dataclass, in the order of its fields, with the flags of nested dataclasses last.
 
-    Args:
-      defaults: values that replace the fields' own defaults.
-      arguments: these may choose parts, whose flags then exist.
+    `defaults` replace the fields' own; `arguments` may choose parts, whose flags then exist.
     """
     return _section(command, defaults, list(arguments)).flags()
 
@@ -97,15 +94,9 @@ def read_flags(
     defaults: Mapping[str, Any] | None = None,
     program: str = "hyena-jax",
 ) -> T:
-    """The dataclass that the arguments describe.
+    """The dataclass that the arguments describe; for `defaults` see `flags_of`.
 
-    Args:
-      called: the name of the command, for messages.
-      defaults: see `flags_of`.
-      program: what is written before the name of the command.
-
-    Raises:
-      UserError: for an unknown or missing flag, or a wrong value; it names the flag.
+    An error names the flag, and the command as it is `called`, after `program`.
     """
     rest = list(arguments)
     section = _section(command, defaults, rest)
@@ -162,8 +153,8 @@ def _parse(
     by_name |= {_NEGATIVE + flag.name[2:]: flag for flag in flags if flag.hint is bool}
     places = [flag for flag in flags if flag.is_positional]
     values: dict[tuple[str, ...], Any] = {}
-    for_others = [(field.name,) for field in dataclasses.fields(command) if field.metadata.get("others")]
-    rest, before = list(arguments), None
+    taking = ((field.name,) for field in dataclasses.fields(command) if field.metadata.get("others"))
+    others, rest, before = next(taking, None), list(arguments), None
 
     def words(most: int) -> list[str]:
         """Takes at most this many arguments, up to the next flag."""
@@ -179,13 +170,12 @@ def _parse(
             if not places:
                 hint = f"; {before.name} takes {n_values(before.hint)}" if before else ""
                 raise UserError(f"{_shown(argument)} is one argument too many for {called}{hint}")
-            takes_all = n_values(places[0].hint) is None
-            flag = places[0] if takes_all else places.pop(0)
+            flag = places[0] if n_values(places[0].hint) is None else places.pop(0)
             value = _converted(flag, [argument])
         elif name not in by_name:
-            if for_others:
-                values[for_others[0]] = (*values.get(for_others[0], ()), argument)
-                values[for_others[0]] += () if equals else tuple(words(len(rest)))
+            if others is not None:
+                more = [] if equals else words(len(rest))
+                values[others] = (*values.get(others, ()), argument, *more)
                 continue
             near = _nearest(name, [*by_name, *(flag.name for flag in flags if flag.base is not None)])
             raise UserError(f"{name} is not a flag of {called}" + (f"; did you mean {near}?" if near else ""))
@@ -218,7 +208,6 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _converted(flag: Flag, given: Sequence[str]) -> Any:
-    """The given words as the flag's value."""
     elements = _elements(flag.hint)
     if not given:
         raise UserError("must be followed by a value", flag.name)
@@ -307,9 +296,7 @@ class _Section:
     ):
         """Takes the flags that choose parts out of the arguments.
 
-        Args:
-          path: field names from the command's dataclass down to this one.
-          prefix: prefix of its flags, such as `--model.`
+        `path` leads from the command's dataclass down to this one, whose flags begin with `prefix`.
         """
         self.kind, self.path, self.prefix = kind, path, prefix
         self.own: list[Flag] = []
@@ -317,7 +304,6 @@ class _Section:
         """The values of the fields, with sections in place of dataclasses."""
 
         def inside(flag: Flag, prefix: str) -> Any:
-            """The value of a field or an element, with sections in place of dataclasses."""
             value = flag.default
             if flag.base is not None:
                 self.own.append(flag)
@@ -353,12 +339,7 @@ class _Section:
         return [*self.own, *(flag for section in inner for flag in section.flags())]
 
     def build(self, given: Mapping[tuple[str, ...], Any], names: Mapping[tuple[str, ...], str]) -> Any:
-        """The dataclass with the given values, built from the inside out.
-
-        Args:
-          given: values by path.
-          names: names of flags by path, for errors.
-        """
+        """The dataclass with the given values, from the inside out; errors have the `names` of flags."""
 
         def built(value: Any) -> Any:
             if isinstance(value, tuple):
@@ -395,9 +376,6 @@ def _chosen(flag: Flag, arguments: list[str]) -> Any:
 
     A chosen part has its default options. Options that a base class of the old and the new part declares keep
     values other than the old part's defaults, unless the new part has another default than the base class.
-
-    Raises:
-      UserError: for an unknown name, with the nearest valid one.
     """
     names, now, registry = take_flag(flag.name, arguments), flag.default, flag.base.registry
     if names is None:

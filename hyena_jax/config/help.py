@@ -24,12 +24,7 @@ WORDS |= {Path: "PATH", Location: "URL"}
 
 
 def command_help(called: str, description: str, flags: Sequence[Flag], notes: Sequence[str] = ()) -> str:
-    """Usage, description, and every flag with its type, effect and default, by section.
-
-    Args:
-      called: the program and the name of the command.
-      notes: paragraphs between the description and the flags.
-    """
+    """Usage, description, `notes`, and every flag with its type, effect and default, by section."""
     places = [flag for flag in flags if flag.is_positional]
     required = [flag for flag in flags if not flag.is_positional and flag.default is MISSING]
     words = [flag.name for flag in places] + [_invocation(flag) for flag in required]
@@ -78,7 +73,6 @@ def _row(left: str, right: str, width: int = LEFT) -> list[str]:
 
 
 def _wrap(paragraph: str, indent: str = "") -> list[str]:
-    """Lines no wider than the terminal; continuation lines begin with `indent`."""
     return [
         line
         for text in paragraph.splitlines()

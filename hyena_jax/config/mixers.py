@@ -72,7 +72,6 @@ class HeadsConfig(MixerConfig):
     """Heads; must divide d_model."""
 
     def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the width."""
         super().check(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "d_model", d_model)
 
@@ -133,11 +132,9 @@ class HyenaConfig(MixerConfig):
 
     @property
     def causal(self) -> bool:
-        """Whether no output depends on a later input."""
         return not self.bidirectional
 
     def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the inner width, the groups a head, the blocks the length."""
         super().check(d_model, max_len)
         width = self.inner_factor * d_model
         require_divisor("n_heads", self.n_heads, "inner_factor * d_model", width)
@@ -210,7 +207,6 @@ class HawkConfig(MixerConfig):
         require(self.sign != "shifted" or self.min_radius < 0.9, "min_radius", self.min_radius, negative)
 
     def check(self, d_model: int, max_len: int) -> None:
-        """The blocks must divide the width."""
         super().check(d_model, max_len)
         require_divisor("gate_blocks", self.gate_blocks, "width", self.width or d_model)
 
@@ -243,13 +239,11 @@ class DeltaRuleConfig(MixerConfig):
         require(heads % self.n_heads == 0, "n_value_heads", heads, f"a multiple of n_heads={self.n_heads}")
 
     def sizes(self, d_model: int) -> HeadSizes:
-        """The sizes at a width."""
         key_dim = self.key_dim or d_model // self.n_heads
         value_heads = self.n_value_heads or self.n_heads
         return HeadSizes(self.n_heads, value_heads, key_dim, self.value_dim or key_dim)
 
     def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the width, unless key_dim is given."""
         super().check(d_model, max_len)
         if self.key_dim is None:
             require_divisor("n_heads", self.n_heads, "d_model", d_model)
@@ -371,7 +365,6 @@ class _StateSpaceConfig(MixerConfig):
         require_divisor("n_groups", self.n_groups, "n_heads", self.n_heads)
 
     def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the inner width."""
         super().check(d_model, max_len)
         require_divisor("n_heads", self.n_heads, "inner_factor * d_model", self.inner_factor * d_model)
 
@@ -471,7 +464,6 @@ class _SoftmaxConfig(HeadsConfig):
         require(fits, "rotary_scaling", self.rotary_scaling, "1 with rotary_fraction 0")
 
     def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the width; the rotated channels of a head must be pairs."""
         super().check(d_model, max_len)
         turned = round(self.rotary_fraction * d_model / self.n_heads)
         fits = turned % 2 == 0 and (turned > 0 or self.rotary_fraction == 0)
@@ -571,7 +563,6 @@ class H3Config(MixerConfig):
     """The second filter, one for each head."""
 
     def check(self, d_model: int, max_len: int) -> None:
-        """The heads must divide the width."""
         super().check(d_model, max_len)
         require_divisor("head_dim", self.head_dim, "d_model", d_model)
 

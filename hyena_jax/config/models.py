@@ -43,7 +43,6 @@ class ModelConfig(Checked):
 
     @property
     def input_kind(self) -> InputKind:
-        """The properties of the kind that `inputs` names."""
         return input_kind(self.inputs)
 
     def input_row(self) -> tuple[tuple[int, ...], str]:
@@ -145,18 +144,13 @@ class BackboneConfig(ModelConfig):
         require(has_ffn or self.first_ffn is None, "first_ffn", self.first_ffn, "None with ffn 'none'")
         require(has_ffn or not self.ffn_shift, "ffn_shift", self.ffn_shift, "False with ffn 'none'")
         require(has_ffn or self.ffn_bias, "ffn_bias", self.ffn_bias, "True with ffn 'none'")
-        norms = {self.norm, self.final_norm, getattr(self, "embedding_norm", "none")}
-        has_norm = norms != {"none"}
+        has_norm = {self.norm, self.final_norm, getattr(self, "embedding_norm", "none")} != {"none"}
         require(has_norm or self.norm_eps is None, "norm_eps", self.norm_eps, "None without norms")
-        n_mixers, n_places = len(self.pattern), len(self.norm_places)
-        fits = n_places in (1, n_mixers)
-        allowed = (
-            "one place" if n_mixers == 1 else f"one place, or one for each of the pattern's {n_mixers} mixers"
-        )
-        require(fits, "norm_places", self.norm_places, allowed)
-        is_default = self.norm_places == ("before",)
-        allowed = "('before',) with norm 'none'"
-        require(is_default or self.norm != "none", "norm_places", self.norm_places, allowed)
+        places, n_mixers = self.norm_places, len(self.pattern)
+        each = "" if n_mixers == 1 else f", or one for each of the pattern's {n_mixers} mixers"
+        require(len(places) in (1, n_mixers), "norm_places", places, f"one place{each}")
+        can_be = self.norm != "none" or places == ("before",)
+        require(can_be, "norm_places", places, "('before',) with norm 'none'")
         bare = (self.norm, self.ffn) == ("none", "none")
         require(self.residual or bare, "residual", self.residual, "True unless norm and ffn are 'none'")
 
@@ -240,7 +234,6 @@ class ImageClassifierConfig(BackboneConfig):
         return height * width
 
     def input_row(self) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype of an image."""
         return (*self.image_size, self.channels), "float32"
 
 

@@ -57,7 +57,6 @@ class DecayScheduleConfig(WarmupScheduleConfig):
         require(end is None or end > self.warmup_steps, "decay_steps", end, allowed)
 
     def check(self, peak: float) -> None:
-        """Refuses a final rate above the peak."""
         final = self.final_learning_rate
         require(
             final is None or 0 <= final <= peak, "final_learning_rate", final, f"in 0..learning_rate={peak}"

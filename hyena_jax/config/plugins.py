@@ -31,14 +31,7 @@ class MissingPlugin(UserError):
 
 
 def load_plugin(name: str) -> None:
-    """Imports a plugin, which registers its parts.
-
-    Args:
-      name: a Python file; a module on the path; or an entry point of the group `hyena_jax.plugins`.
-
-    Raises:
-      UserError: if there is no such file or module, or its import fails.
-    """
+    """Imports a plugin: a Python file, a module on the path, or an entry point of `hyena_jax.plugins`."""
     with own_code(f"plugin {name!r} cannot be imported"):
         try:
             import_parts(name)
@@ -117,15 +110,9 @@ def missing_parts(saved: Any) -> dict[str, list[str]]:
 
 
 def require_plugins(saved: Any, but: str = "") -> None:
-    """Refuses a saved value of `plugins_in` if one of its parts is not registered now.
+    """Refuses a saved value of `plugins_in` if a part of it, not of the kind `but`, is not registered.
 
     A run folder is not trusted: the plugins that it names are shown, never imported.
-
-    Args:
-      but: a kind whose parts may be missing, such as `tracker`.
-
-    Raises:
-      MissingPlugin: naming the missing parts and the flag to add.
     """
     for name, parts in missing_parts(saved).items():
         needed = [part for part in parts if part.partition(" ")[0] != but]
@@ -161,7 +148,6 @@ def plugin_flags(experiment: Any) -> str:
 
 
 def _quoted(text: object) -> str:
-    """The text in shell quotes."""
     return "'" + printable(text).replace("'", "'\\''") + "'"
 
 
@@ -169,9 +155,8 @@ def _quoted(text: object) -> str:
 def own_code(what: str, experiment: Any = None) -> Iterator[None]:
     """A block that runs the user's code: its errors become a UserError `{what}: {error} ({file}:{line})`.
 
-    Args:
-      experiment: given where code of this package runs in the block too. Then errors are the user's only if a
-        part of the experiment is; an OSError is the machine's, unless the user's code gave a wrong path.
+    `experiment` is given where code of this package runs too. Then errors are the user's only if a part of it
+    is; an OSError is the machine's, unless the user's code gave a wrong path.
     """
     try:
         yield

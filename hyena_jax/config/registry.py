@@ -73,15 +73,10 @@ class Registry(Mapping[str, type]):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """The parts by name."""
         return self._parts
 
     def add(self, part: Part) -> None:
-        """Adds a part, or replaces an earlier definition of its class, as when a notebook reruns a cell.
-
-        Raises:
-          UserError: if another class has this name, or the class has another name.
-        """
+        """Adds a part, or replaces an earlier definition of its class, as when a notebook reruns a cell."""
         taken = self._parts.get(part.name)
         if taken is not None and _qualified(taken.config_class) != _qualified(part.config_class):
             raise UserError(
@@ -94,11 +89,6 @@ class Registry(Mapping[str, type]):
         self._parts[part.name] = part
 
     def part_of(self, config_class: type) -> Part:
-        """The part of a config class.
-
-        Raises:
-          UserError: if the class is not registered, or was redefined since.
-        """
         for part in self._parts.values():
             if part.config_class is config_class:
                 return part
@@ -116,11 +106,7 @@ class Registry(Mapping[str, type]):
         return choose(what, name, self, OWN_NAMES)
 
     def target(self, config_class: type) -> Any:
-        """The target of configs of this class: a Linen module class, or a function of the config.
-
-        Raises:
-          UserError: if the class is not registered, or its target cannot be imported or called.
-        """
+        """The target of configs of this class: a Linen module class, or a function of the config."""
         part = self.part_of(config_class)
         target = _imported(part.target)
         _check_target(self, part.name, target)
@@ -276,11 +262,7 @@ def walk(value: Any, path: str = "", is_runtime: bool = False) -> Iterator[Node]
 
 
 def parts_in(value: Any) -> Iterator[Part]:
-    """The registered parts of a config, from the outside in.
-
-    Raises:
-      UserError: for a config of a kind whose class is not registered.
-    """
+    """The parts of a config, from the outside in; all must be registered."""
     for node in walk(value):
         registry = getattr(type(node.value), "registry", None)
         if isinstance(registry, Registry):

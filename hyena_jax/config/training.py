@@ -47,7 +47,6 @@ class CrossEntropyConfig(LossConfig):
 
     @property
     def in_nats(self) -> bool:
-        """True without label smoothing."""
         return self.label_smoothing == 0
 
 
@@ -83,7 +82,6 @@ class TopKAccuracyConfig(MetricConfig):
 
     @property
     def label(self) -> str:
-        """`top_{k}_accuracy`."""
         return f"top_{self.k}_accuracy"
 
 
@@ -120,7 +118,7 @@ class TrainingConfig(Checked):
 
 
 def parse_until(text: str) -> tuple[str, float]:
-    """The name and the value of a target `NAME=VALUE`. Raises UserError if it is not one."""
+    """The name and the value of a target `NAME=VALUE`, which is checked."""
     name, _, value = text.partition("=")
     try:
         number = float(value)

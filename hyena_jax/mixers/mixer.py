@@ -37,7 +37,9 @@ class Mixer(nn.Module):
       sequence_axis: mesh axis over which L is sharded in `__call__`, or None.
       forms: which form each operator takes, where it has several; None: those of JAX's default backend,
         without kernels.
-      layer: which of the n_layers this is, from 0, on which some initialisations depend.
+      layer: which of the n_layers this is, from 0, on which some initialisations depend. A mixer of your own
+        that reads it nowhere else says so by the class attribute `reads_layer = False`: a model then traces
+        its blocks of this mixer once.
 
     In the methods, `handed` is what earlier layers hand on to later ones (`Sequence.of_first_layer`): a dict
     that the first layer fills. None: this mixer is the first layer.

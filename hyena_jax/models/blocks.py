@@ -10,12 +10,14 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import flax.linen.module as flax_module
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from hyena_jax.config import BackboneConfig, MixerConfig, ModelConfig, name_of
 from hyena_jax.config.models import NormPlace
+from hyena_jax.config.registry import parts_in
 from hyena_jax.mixers import Mixer, mixer_class
 from hyena_jax.mixers.layers import make_norm
 from hyena_jax.mixers.sequence import FILTER, Handed, Sequence
@@ -249,19 +251,10 @@ class Block(nn.Module):
             return BlockState(state, self.mlp_shift.init_state(batch_size, max_len))
         return state
 
-    def prefill(
-        self, state: Any, x: jax.Array, lengths: jax.Array | None, handed: Handed
-    ) -> tuple[Any, jax.Array]:
-        """The next T tokens x [B, T, D]."""
-        return self._decode("prefill", state, x, handed, lengths)
-
-    def step(self, state: Any, x: jax.Array, handed: Handed) -> tuple[Any, jax.Array]:
-        """The next token x [B, D]."""
-        return self._decode("step", state, x, handed)
-
-    def _decode(
+    def decode(
         self, method: str, state: Any, x: jax.Array, handed: Handed, *arguments: jax.Array | None
     ) -> tuple[Any, jax.Array]:
+        """`prefill` with the next tokens x [B, T, D] and their lengths, or `step` with the next, [B, D]."""
         has_shift = self.model.ffn_shift
         of_mixer, of_shift = state if has_shift else (state, None)
         u = self._before(self.mixer_norm, x)
@@ -303,11 +296,21 @@ def make_blocks(
 def apply_blocks(
     blocks: list[Block], x: jax.Array, segment_ids: jax.Array | None, deterministic: bool
 ) -> jax.Array:
-    """The blocks, one after the other.
+    """The blocks, one after the other, each kind of block traced once.
 
     With `remat`, the backward pass recomputes half a block at a time: the mixer or the feed-forward part.
     Each half gathers its own sharded parameters, in the backward pass again.
     """
+    handed: Handed = {}
+    for block in blocks:
+        x, handed = _once(_whole, block, (deterministic,), x, handed, segment_ids)
+    return x
+
+
+def _whole(
+    block: Block, deterministic: bool, x: jax.Array, handed: Handed, segment_ids: jax.Array | None
+) -> tuple[jax.Array, Handed]:
+    """Both halves of a block, in training and evaluation."""
 
     def mix(block: Block, inputs: tuple[jax.Array, Handed]) -> tuple[jax.Array, Handed]:
         x, handed = inputs[0], dict(inputs[1])  # a copy, which the mixer may add to
@@ -316,11 +319,64 @@ def apply_blocks(
     def feed_forward(block: Block, x: jax.Array) -> jax.Array:
         return block.feed_forward(x, segment_ids, deterministic)
 
-    handed: Handed = {}
-    for block in blocks:
-        x, handed = _apply(mix, block, (x, handed))
-        x = _apply(feed_forward, block, x)
-    return x
+    x, handed = _apply(mix, block, (x, handed))
+    return _apply(feed_forward, block, x), handed
+
+
+def init_states(blocks: list[Block], batch_size: int, max_len: int) -> tuple[Any, ...]:
+    """The blocks' states before the first token."""
+    return tuple(_once(Block.init_state, block, (batch_size, max_len)) for block in blocks)
+
+
+def decode_blocks(
+    blocks: list[Block], method: str, states: tuple[Any, ...], x: jax.Array, *arguments: jax.Array | None
+) -> tuple[tuple[Any, ...], jax.Array]:
+    """The states after the next tokens x, and the last block's output; see `Block.decode`."""
+
+    after, handed = [], {}
+    for block, state in zip(blocks, states, strict=True):
+        state, x, handed = _once(_next, block, (method,), state, x, handed, *arguments)
+        after.append(state)
+    return tuple(after), x
+
+
+def _next(
+    block: Block, method: str, state: Any, x: jax.Array, handed: Handed, *arguments: jax.Array | None
+) -> tuple[Any, jax.Array, Handed]:
+    handed = dict(handed)  # a copy, which the mixer may add to
+    return *block.decode(method, state, x, handed, *arguments), handed
+
+
+def _once(function: Callable, block: Block, static: tuple, *arrays: Arrays) -> Arrays:
+    """function(block, *static, *arrays), which JAX traces once for blocks that differ in parameters alone.
+
+    A start then does not grow with depth; XLA inlines the calls. A block that an interceptor watches, or that
+    has variables beside its parameters, is traced in its place.
+    """
+    scope, mixer = block.scope, mixer_class(block.mixer_config)
+    has_more = scope.mutable or set(block.variables) - {"params"}
+    if block.is_initializing() or has_more or flax_module._global_interceptor_stack:
+        return function(block, *static, *arrays)
+    # The mixers of this package read `layer` in initialisers alone; a user's may read it anywhere.
+    is_own = mixer.__module__.startswith("hyena_jax.")
+    reads_layer = issubclass(mixer, Mixer) and getattr(mixer, "reads_layer", not is_own)
+    kind = block.clone(parent=None, name=None, layer=block.layer if reads_layer else 0)
+    parts = tuple(parts_in(block.mixer_config))  # which a notebook may have defined again
+    rngs = {name: block.make_rng(name) for name in scope.rngs}
+    return _traced(function, kind, parts, static, block.variables, rngs, *arrays)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _traced(
+    function: Callable,
+    kind: Block,
+    parts: tuple,
+    static: tuple,
+    variables: Arrays,
+    rngs: Arrays,
+    *arrays: Arrays,
+) -> Arrays:
+    return nn.apply(lambda block: function(block, *static, *arrays), kind)(variables, rngs=rngs)
 
 
 def _apply(half: Callable[[Block, Arrays], Arrays], block: Block, x: Arrays) -> Arrays:

@@ -11,7 +11,13 @@ from hyena_jax.config import LanguageModelConfig
 from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
 from hyena_jax.mixers.layers import make_norm
-from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
+from hyena_jax.models.blocks import (
+    activation_dtype,
+    apply_blocks,
+    decode_blocks,
+    init_states,
+    make_blocks,
+)
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.initializers import initializers
@@ -126,7 +132,7 @@ class LanguageModel(nn.Module):
 
     def init_state(self, batch_size: int, max_len: int) -> LanguageModelState:
         """The state before the first token of sequences of at most `max_len` tokens."""
-        blocks = tuple(block.init_state(batch_size, max_len) for block in self.blocks)
+        blocks = init_states(self.blocks, batch_size, max_len)
         return LanguageModelState(
             Shared(jnp.zeros((), jnp.int32), {}), jnp.zeros(batch_size, jnp.int32), blocks
         )
@@ -144,23 +150,17 @@ class LanguageModel(nn.Module):
         first = state.first if lengths is None else n_tokens - jnp.asarray(lengths, jnp.int32)
         position = state.shared.position
         x = self._embed_next(tokens, jnp.maximum(position + jnp.arange(n_tokens) - first[:, None], 0))
-        blocks, handed = [], {}
-        for block, block_state in zip(self.blocks, state.blocks, strict=True):
-            block_state, x = block.prefill(block_state, x, lengths, handed)
-            blocks.append(block_state)
+        blocks, x = decode_blocks(self.blocks, "prefill", state.blocks, x, lengths)
         logits = self.logits(x[:, -1:] if last_only else x)
-        return LanguageModelState(Shared(position + n_tokens), first, tuple(blocks)), logits
+        return LanguageModelState(Shared(position + n_tokens), first, blocks), logits
 
     def step(self, state: LanguageModelState, token: jax.Array) -> tuple[LanguageModelState, jax.Array]:
         """Logits [B, V] of the next token [B]."""
         self._check(token, rank=1)
         position = state.shared.position
         x = self._embed_next(token, position - state.first)
-        blocks, handed = [], {}
-        for block, block_state in zip(self.blocks, state.blocks, strict=True):
-            block_state, x = block.step(block_state, x, handed)
-            blocks.append(block_state)
-        return LanguageModelState(Shared(position + 1), state.first, tuple(blocks)), self.logits(x)
+        blocks, x = decode_blocks(self.blocks, "step", state.blocks, x)
+        return LanguageModelState(Shared(position + 1), state.first, blocks), self.logits(x)
 
     def _check(self, tokens: jax.Array, rank: int) -> None:
         axes = "[B, L]" if rank == 2 else "[B]"

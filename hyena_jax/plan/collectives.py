@@ -13,42 +13,38 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective
 
 
 class Collective(NamedTuple):
-    """One exchange between devices.
-
-    Attributes:
-      kind: one of `KINDS`.
-      bytes: of its result on one device, in one round.
-      rounds: how often it runs in a step: the product of the rounds of the loops around it.
-      shapes: the arrays of its result, such as `bf16[2048,4096]`.
-      devices: number of devices that exchange with each other; 0 means all.
-      source: the JAX operations that it comes from, as XLA's metadata names them.
-    """
+    """One exchange between devices."""
 
     kind: str
     bytes: int
+    """Of its result on one device, in one round."""
     rounds: int
+    """How often it runs in a step, in all the loops around it."""
     shapes: tuple[str, ...]
+    """The arrays of its result, such as `bf16[2048,4096]`."""
     devices: int
+    """How many exchange with each other; 0 means all."""
     source: str
+    """See `Instruction.op_name`."""
 
     def received(self, n_devices: int) -> float:
         """Bytes that a device receives in one round, if rings are used, in a program of `n_devices`."""
-        others = 1 - 1 / (self.devices or n_devices)
+        n = self.devices or n_devices
         match self.kind:
             case "all-reduce":  # a reduce-scatter, then an all-gather
-                return 2 * others * self.bytes
+                return 2 * (1 - 1 / n) * self.bytes
             case "reduce-scatter":  # each device receives a part from every other
-                return ((self.devices or n_devices) - 1) * self.bytes
+                return (n - 1) * self.bytes
             case "collective-permute":
                 return self.bytes
-        return others * self.bytes
+        return (1 - 1 / n) * self.bytes
 
 
 def collectives(program: Program) -> list[Collective]:
     """The exchanges of a program.
 
-    An exchange that XLA spread over several fusions, to overlap it with their work, counts once: its parts
-    share a channel and shapes, and a part may run in a loop whose rounds each advance it a little.
+    One that XLA spread over several fusions, to overlap it with their work, counts once: its parts share a
+    channel and shapes, and a part may run in a loop whose rounds each advance it a little.
     """
     found: dict[tuple, Collective] = {}
     for _, instruction, rounds in program.running():
@@ -69,11 +65,10 @@ def collectives(program: Program) -> list[Collective]:
 
 
 def received_between_slices(program: Program, n_slices: int) -> float:
-    """Bytes that a chip receives in a step through the network between slices.
+    """Bytes that a chip receives in a step through the network between S slices.
 
-    XLA first reduces within a slice, whose links are fast; then each chip sends its part to its host, whose
-    runtime reduces it with those of the other slices. If rings are used, a chip of S slices receives
-    2 (1 - 1/S) times the array, as in `Collective.received`; other transfers count as what arrives.
+    XLA first reduces within a slice, whose links are fast; then each chip's host reduces its part with those
+    of the other slices. By rings a chip receives 2 (1 - 1/S) times the array; others count as what arrives.
     """
     total = 0.0
     for _, instruction, rounds in program.running():
@@ -85,7 +80,7 @@ def received_between_slices(program: Program, n_slices: int) -> float:
 
 
 def bytes_by_kind(found: Iterable[Collective]) -> dict[str, int]:
-    """Bytes of the results on one device in one step, by kind; only kinds that occur."""
+    """Bytes of the results on one device in one step, by the kinds that occur."""
     found = list(found)
     sums = {kind: sum(one.bytes * one.rounds for one in found if one.kind == kind) for kind in KINDS}
     return {kind: size for kind, size in sums.items() if size}
@@ -102,7 +97,7 @@ def _received_arrays(instruction: Instruction, kind: str) -> tuple[Array, ...]:
 
 
 def _group_size(instruction: Instruction) -> int:
-    """Devices that exchange with each other; 0 if the text names no groups, which means all."""
+    """See `Collective.devices`."""
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", instruction.attributes)
     if listed is not None:
         return listed[1].count(",") + 1

@@ -47,21 +47,18 @@ class Limits(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A scheduled program.
-
-    Attributes:
-      facts: what was known before compiling: see `step.lower`.
-      text: optimised HLO.
-      memory: bytes of the device's memory that the program takes.
-      buffers: its largest temporary buffers, (bytes, arrays that take turns in it), the largest first.
-      seconds: how long it took to compile.
-    """
+    """A scheduled program."""
 
     facts: dict[str, Any]
+    """What was known before compiling: see `step.lower`."""
     text: str
+    """Optimised HLO."""
     memory: int
+    """Bytes of a device."""
     buffers: tuple[tuple[int, str], ...]
+    """Its temporary buffers, (bytes, arrays that take turns in it), the largest first."""
     seconds: float
+    """To compile it."""
 
 
 class DoesNotCompile(Exception):
@@ -77,26 +74,18 @@ class Unfinished(OSError):
 
 
 def compile_step(experiment: Experiment, target: Target, limits: Limits) -> Compiled:
-    """The scheduled program of the training step on `target`.
-
-    Raises:
-      UserError: if the experiment does not fit the target.
-      DoesNotCompile: if XLA refuses the program.
-      Unfinished: if the limits do not suffice, or the child ended without a reason.
-    """
+    """The scheduled program of the training step; UserError if the experiment does not fit the target."""
     with tempfile.TemporaryDirectory(prefix="hyena_jax_plan_") as scratch:
-        folder = Path(scratch)
-        (folder / "config.json").write_text(json.dumps(config.encode(experiment)))
+        folder, config_file = Path(scratch), Path(scratch, "config.json")
+        config_file.write_text(json.dumps(config.encode(experiment)))
         dump = f"--xla_dump_to={folder} --xla_dump_hlo_as_text --xla_dump_hlo_module_re={MODULES}"
         flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}".strip()
         command = [sys.executable, "-W", "ignore", "-m", "hyena_jax.plan.step"]
+        command += [config_file, target.name, str(target.n_slices), folder, *config.plugins_in(experiment)]
         start = time.monotonic()
         with (folder / "log").open("wb") as log:
             child = subprocess.Popen(
-                [
-                    *[*command, folder / "config.json", target.name, str(target.n_slices), folder],
-                    *config.plugins_in(experiment),
-                ],
+                command,
                 env={**os.environ, **ENVIRONMENT, "XLA_FLAGS": flags},
                 stdin=subprocess.PIPE,  # never written: its end tells the child that its parent is gone
                 stdout=log,
@@ -114,14 +103,13 @@ def compile_step(experiment: Experiment, target: Target, limits: Limits) -> Comp
 
 
 def _wait(child: subprocess.Popen, folder: Path, limits: Limits, start: float) -> None:
-    """Waits until the scheduled program is written, or the child ends."""
+    """Waits until the scheduled program is written, its files no longer grow, or the child ends."""
     sizes = None
     while child.poll() is None:
         time.sleep(POLL_EVERY)
         if time.monotonic() - start > limits.seconds:
             raise Unfinished(f"compiling took longer than --max-seconds {limits.seconds:g}; raise it")
-        used = _resident(child.pid)
-        if used > limits.memory:
+        if _resident(child.pid) > limits.memory:
             more = f"--max-memory {limits.memory / GIB:.1f} GiB"
             raise Unfinished(f"compiling took more than {more} of this machine's memory; raise it")
         before, sizes = sizes, [path.stat().st_size for path in (*folder.glob(DUMPED), *folder.glob(REPORT))]
@@ -170,8 +158,6 @@ def _buffers(report: str) -> tuple[tuple[int, str], ...]:
     """The rows of the report's first table of the main memory: temporary buffers by size."""
     units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     first = report.partition("Memory Space: vmem")[0]
-    rows = re.findall(
-        r"^\s*[\d.]+[KMG]?i?B\(\s*\d+%\);\s*([\d.]+)([KMG]?i?B);\s*\d+;\s*\d+; (.*)$", first, re.M
-    )
-    found = sorted(((int(float(n) * units[unit]), shapes) for n, unit, shapes in rows), reverse=True)
-    return tuple(found)
+    row = r"^\s*[\d.]+[KMG]?i?B\(\s*\d+%\);\s*([\d.]+)([KMG]?i?B);\s*\d+;\s*\d+; (.*)$"
+    found = ((int(float(n) * units[unit]), shapes) for n, unit, shapes in re.findall(row, first, re.M))
+    return tuple(sorted(found, reverse=True))

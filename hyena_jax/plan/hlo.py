@@ -21,25 +21,20 @@ _TABLE_ROW = re.compile(r"^(\d+) (.*)$")
 
 
 class Array(NamedTuple):
-    """An array of a program, in the memory of one device.
-
-    Attributes:
-      element: its type, such as `bf16`.
-      shape: sizes of its axes.
-      minor_to_major: its axes from the one whose entries are neighbours in memory; empty if unknown.
-      tile: sizes of a tile, of the most minor axes, the minor last; the array fills whole ones. Or empty.
-      space: the memory that holds it: 0 is the device's main memory (HBM), 1 a TPU's vector memory.
-    """
+    """An array of a program, in the memory of one device."""
 
     element: str
+    """Its type, such as `bf16`."""
     shape: tuple[int, ...]
     minor_to_major: tuple[int, ...] = ()
+    """Its axes from the one whose entries are neighbours in memory; empty if unknown."""
     tile: tuple[int, ...] = ()
+    """Sizes of a tile, of the most minor axes, the minor last; the array fills whole ones. Or empty."""
     space: int = 0
+    """The memory that holds it: 0 is the device's main memory (HBM), 1 a TPU's vector memory."""
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -50,7 +45,6 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of its elements."""
         return self.size * self.itemsize
 
     @property
@@ -63,7 +57,6 @@ class Array(NamedTuple):
 
     @property
     def padded_bytes(self) -> int:
-        """Bytes that whole tiles take."""
         return self.padded_size * self.itemsize
 
     def __str__(self) -> str:
@@ -71,27 +64,23 @@ class Array(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One instruction.
-
-    Attributes:
-      name: unique in its program.
-      opcode: `fusion`, `convolution`, `while`, ...
-      results: the arrays that it returns, of a tuple all.
-      operands: names of its operands.
-      called: names of the computations that it runs: a fusion's, a loop's body and condition, branches.
-      rounds: of a loop, how often it runs, if XLA says so; else 0.
-      attributes: its line from the operands on.
-      is_root: whether it is its computation's result.
-    """
+    """One instruction, and the names of its operands."""
 
     name: str
+    """Unique in its program."""
     opcode: str
+    """`fusion`, `convolution`, `while`, ..."""
     results: tuple[Array, ...]
+    """Of a tuple all."""
     operands: tuple[str, ...]
     called: tuple[str, ...]
+    """Names of the computations that it runs: a fusion's, a loop's body and condition, branches."""
     rounds: int
+    """Of a loop, how often it runs, if XLA says so; else 0."""
     attributes: str
+    """Its line from the operands on."""
     is_root: bool
+    """Whether it is its computation's result."""
 
     def attribute(self, name: str) -> str:
         """The value of `name={...}` or `name=word`; empty if there is none."""
@@ -119,19 +108,13 @@ class Frame(NamedTuple):
 
 
 class Program:
-    """A program, given its text: `compiled.as_text()`, or a file that XLA dumped.
-
-    Attributes:
-      computations: instructions by the name of the computation, in the order in which they run.
-      entry: name of the computation that runs first.
-
-    Raises:
-      ValueError: if the text has no ENTRY computation.
-    """
+    """A program, given its text: `compiled.as_text()`, or a file that XLA dumped."""
 
     def __init__(self, text: str):
         self.computations: dict[str, list[Instruction]] = {}
+        """Instructions by the name of the computation, in the order in which they run."""
         self.entry = ""
+        """The computation that runs first."""
         self._text, current = text, None
         for line in text.splitlines():
             start = _COMPUTATION.match(line)
@@ -224,7 +207,7 @@ def _step(body: dict[str, Instruction], counter: Instruction | None) -> int:
 
 
 def read_arrays(text: str) -> tuple[Array, ...]:
-    """The arrays of a type, of a tuple all: `(f32[8]{0}, bf16[2,3]{1,0:T(8,128)(2,1)S(1)})`."""
+    """The arrays of a type, such as `(f32[8]{0}, bf16[2,3]{1,0:T(8,128)(2,1)S(1)})`."""
 
     def numbers(words: str | None) -> tuple[int, ...]:
         return tuple(int(word) for word in (words or "").split(",") if word)
@@ -241,7 +224,7 @@ def _instruction(match: re.Match[str], line: str) -> Instruction:
     root, name, result, opcode = match.groups()
     end = _closing(line, match.end())
     attributes = line[match.end() :]
-    called = [*_CALLED.findall(attributes)]
+    called = _CALLED.findall(attributes)
     for names in _BRANCHES.findall(attributes):
         called += re.findall(r"[\w.\-]+", names)
     trips = _ROUNDS.search(attributes)

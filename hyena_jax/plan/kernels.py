@@ -34,36 +34,28 @@ Known = np.ndarray | None
 
 
 class Work(NamedTuple):
-    """Computation.
-
-    Attributes:
-      matrix: FLOPs of the matrix unit, counted in passes of bfloat16 products.
-      vector: operations of the vector unit, in whole registers: an operation on [1, 128] counts as one on
-        [8, 128].
-    """
+    """Computation."""
 
     matrix: float
+    """FLOPs of the matrix unit, counted in passes of bfloat16 products."""
     vector: float
+    """Operations of the vector unit, in whole registers: one on [1, 128] counts as one on [8, 128]."""
 
     def plus(self, other: "Work") -> "Work":
         return Work(self.matrix + other.matrix, self.vector + other.vector)
 
 
 class Kernel(NamedTuple):
-    """One `pallas_call`.
-
-    Attributes:
-      hbm_bytes: blocks read and written; a block is counted again when its index changes from one point of
-        the grid to the next.
-      work: over the whole grid.
-      results: the arrays that it returns, such as `f32[8,128]`, as HLO names them.
-    """
+    """One `pallas_call`."""
 
     name: str
     grid: tuple[int, ...]
     hbm_bytes: int
+    """Blocks read and written, again when their index changes from one point of the grid to the next."""
     work: Work
+    """Over the whole grid."""
     results: tuple[str, ...]
+    """The arrays that it returns, such as `f32[8,128]`, as HLO names them."""
 
     def milliseconds(self, chip: Chip) -> dict[str, float]:
         """The time of each term alone; the kernel takes at least the largest."""
@@ -77,11 +69,7 @@ class Kernel(NamedTuple):
 def kernels(jaxpr: core.ClosedJaxpr) -> list[Kernel]:
     """The Pallas kernels of a function, each as often as it is called in its jaxpr; not those that XLA drops.
 
-    Args:
-      jaxpr: of the function, by `jax.make_jaxpr(f)(*args)` or `jax.jit(f).trace(*args).jaxpr`.
-
-    Raises:
-      ValueError: if a kernel's branches and loops do not follow from the position in its grid.
+    ValueError if a kernel's branches and loops do not follow from the position in its grid.
     """
     calls = _pallas_calls(live(jaxpr.jaxpr))
     return [_kernel([v.aval for v in eqn.outvars], **eqn.params) for eqn in calls]

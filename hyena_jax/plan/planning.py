@@ -14,7 +14,7 @@ from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.collectives import collectives, received_between_slices
 from hyena_jax.plan.compiling import Compiled, Limits, compile_step
 from hyena_jax.plan.hlo import Program
-from hyena_jax.plan.roofline import KINDS, REACHED, KernelWork, costs, seconds_by_kind
+from hyena_jax.plan.roofline import KINDS, REACHED, TERMS, KernelWork, costs, largest_term, seconds_by_kind
 from hyena_jax.plan.step import n_params
 from hyena_jax.plan.targets import Target
 from hyena_jax.system.errors import require
@@ -47,14 +47,12 @@ class KindRow:
 
     @property
     def bound(self) -> str:
-        """The largest term."""
-        terms = {"products": self.products, "memory": self.memory, "vector": self.vector}
-        return max(terms, key=terms.get)
+        return largest_term(self)
 
 
 @dataclass(frozen=True)
 class ExchangeRow:
-    """The exchanges of one kind: bytes that a chip receives in a step, in all and for one repeat."""
+    """The exchanges of one kind: bytes that a chip receives in a step."""
 
     kind: str
     received: float
@@ -64,7 +62,7 @@ class ExchangeRow:
 
 @dataclass(frozen=True)
 class LargeExchange:
-    """A large exchange: bytes that a chip receives in a step, in all rounds of the loops around it."""
+    """A large exchange: bytes that a chip receives in a step, in all rounds."""
 
     kind: str
     received: float
@@ -103,7 +101,7 @@ class StepPlan:
     n_layers: int | None
     n_params: int
     compiled_layers: tuple[int, ...]
-    """Depths that were compiled; one if the program was compiled whole."""
+    """One if the program was compiled whole."""
     compile_seconds: float
     memory: float
     usable_memory: float
@@ -132,7 +130,6 @@ class StepPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the program fits the memory of a chip."""
         return self.memory <= self.usable_memory
 
     @property
@@ -141,11 +138,7 @@ class StepPlan:
         return self._rates(self.units)
 
     def mfu(self, with_transforms: bool) -> Ends:
-        """Model FLOPs utilisation: three times the forward pass's FLOPs, over what the chips could do.
-
-        Args:
-          with_transforms: whether convolutions count, by the FLOPs of fast Fourier transforms.
-        """
+        """Model FLOPs utilisation: three times the forward pass's FLOPs, over what the chips could do."""
         flops = self.forward_products + (self.forward_transforms if with_transforms else 0)
         return self._rates(PASSES_OF_TRAINING * flops / self.peak)
 
@@ -154,19 +147,17 @@ class StepPlan:
 
 
 def make_plan(experiment: Experiment, target: Target, limits: Limits, whole: bool) -> StepPlan:
-    """Compiles the training step and estimates what it takes.
+    """Compiles the training step, all layers if `whole`, and estimates what it takes.
 
-    Args:
-      whole: compile all layers; otherwise one and two repeats of the pattern, if the model has more.
-
-    Raises:
-      UserError: if `parallel.devices` is given; or see `compile_step`.
-      DoesNotCompile, Unfinished: see `compile_step`.
+    UserError if `parallel.devices` is given; see also `compile_step`.
     """
     of_target = "None: the target says how many chips take part"
     require(experiment.parallel.devices is None, "parallel.devices", experiment.parallel.devices, of_target)
     depths = _depths(experiment, whole)
-    compiled = [compile_step(_with_depth(experiment, n), target, limits) for n in depths]
+    variants = [experiment]
+    if len(depths) == 2:
+        variants = [replace(experiment, model=replace(experiment.model, n_layers=n)) for n in depths]
+    compiled = [compile_step(each, target, limits) for each in variants]
     figures = [_figures(each, target) for each in compiled]
     total, per_repeat = figures[-1], None
     if len(depths) == 2:
@@ -185,17 +176,11 @@ def with_other_kernels(experiment: Experiment, target: Target) -> Experiment:
 
 
 def _depths(experiment: Experiment, whole: bool) -> tuple[int | None, ...]:
-    """Numbers of layers to compile; None: as the experiment is."""
+    """Numbers of layers to compile, one or two; None if the model has no depth."""
     n_layers, pattern = (getattr(experiment.model, name, None) for name in ("n_layers", "pattern"))
     if whole or n_layers is None or pattern is None or n_layers <= 2 * len(pattern):
         return (n_layers,)
     return len(pattern), 2 * len(pattern)
-
-
-def _with_depth(experiment: Experiment, n_layers: int | None) -> Experiment:
-    if n_layers is None:
-        return experiment
-    return replace(experiment, model=replace(experiment.model, n_layers=n_layers))
 
 
 def _figures(compiled: Compiled, target: Target) -> Figures:
@@ -204,11 +189,9 @@ def _figures(compiled: Compiled, target: Target) -> Figures:
     found = seconds_by_kind(costs(program, target.chip, _kernels(compiled)))
     figures: Figures = {("memory",): compiled.memory, ("hbm",): found.memory}
     for kind in KINDS:
-        figures["roofline", kind], figures["pessimistic", kind] = (
-            found.roofline[kind],
-            found.pessimistic[kind],
-        )
-        for name, seconds in zip(("products", "memory", "vector"), found.terms[kind], strict=True):
+        figures["roofline", kind] = found.roofline[kind]
+        figures["pessimistic", kind] = found.pessimistic[kind]
+        for name, seconds in zip(TERMS, found.terms[kind], strict=True):
             figures[name, kind] = seconds
     figures |= {("received", kind): 0.0 for kind in EXCHANGES}
     for one in collectives(program):
@@ -242,7 +225,7 @@ def _plan(
         KindRow(
             kind,
             Ends(total["roofline", kind], total["pessimistic", kind]),
-            *(total[name, kind] for name in ("products", "memory", "vector")),
+            *(total[name, kind] for name in TERMS),
         )
         for kind in KINDS
         if total["memory", kind] + total["vector", kind] > 0
@@ -319,7 +302,7 @@ def describe(experiment: Experiment, target: Target) -> str:
 
 
 def describe_layout(experiment: Experiment, target: Target) -> str:
-    """The layout in words: `pmap over 16`, `data 4 x fsdp 4 x sequence 1`."""
+    """`pmap over 16`, or `data 4 x fsdp 4 x sequence 1`."""
     sizes = experiment.parallel
     n = target.n_chips
     if sizes.strategy != "sharded":

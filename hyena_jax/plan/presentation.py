@@ -12,7 +12,8 @@ from rich.table import Table
 
 from hyena_jax.plan.compiling import VOCABULARY
 from hyena_jax.plan.planning import Ends, StepPlan
-from hyena_jax.plan.roofline import KINDS
+from hyena_jax.plan.roofline import KINDS, TERMS
+from hyena_jax.system.files import write_text
 
 GIB, MIB = 2**30, 2**20
 CAVEAT = "estimated, not measured on a device"
@@ -91,25 +92,13 @@ def _exchanges(plan: StepPlan) -> Table:
 
 
 def _kinds(plan: StepPlan) -> Table:
-    columns = (
-        "kind",
-        "roofline ms",
-        "share",
-        "pessimistic ms",
-        "share",
-        "bound",
-        "products",
-        "memory",
-        "vector",
-    )
-    table = Table(*columns, box=None)
-    rows = [(row.kind, row.seconds, row.bound, row) for row in plan.kinds]
-    rows.append(("exchanges", plan.exchange_seconds, "links", None))
+    table = Table("kind", "roofline ms", "share", "pessimistic ms", "share", "bound", *TERMS, box=None)
+    rows = [(row.kind, row.seconds, row.bound, (row.products, row.memory, row.vector)) for row in plan.kinds]
+    rows.append(("exchanges", plan.exchange_seconds, "links", ()))
     roofline, pessimistic = (
         sum(getattr(ends, end) for _, ends, _, _ in rows) for end in ("roofline", "pessimistic")
     )
-    for kind, ends, bound, row in rows:
-        terms = ("", "", "") if row is None else (row.products, row.memory, row.vector)
+    for kind, ends, bound, terms in rows:
         table.add_row(
             kind,
             f"{1e3 * ends.roofline:.2f}",
@@ -117,7 +106,7 @@ def _kinds(plan: StepPlan) -> Table:
             f"{1e3 * ends.pessimistic:.2f}",
             f"{ends.pessimistic / max(pessimistic, 1e-12):.0%}",
             bound,
-            *(each if each == "" else f"{1e3 * each:.2f}" for each in terms),
+            *(f"{1e3 * each:.2f}" for each in terms),
         )
     return table
 
@@ -150,8 +139,6 @@ def as_json(plan: StepPlan) -> dict[str, Any]:
 
 def write(folder: Path, plans: Sequence[StepPlan], summary: dict[str, Any]) -> None:
     """Writes plan.json and plan.png."""
-    from hyena_jax.system.files import write_text
-
     folder.mkdir(parents=True, exist_ok=True)
     rows = [as_json(plan) for plan in plans]
     write_text(folder / "plan.json", json.dumps({**summary, "plans": rows}, indent=1) + "\n")
@@ -195,8 +182,7 @@ def draw(path: Path, plans: Sequence[StepPlan], title: str) -> None:
 def print_best(plans: Sequence[StepPlan], refused: Sequence[str], most: int, console: Console) -> None:
     """The fastest plans that fit, by speed at the pessimistic end; then what was left out and why."""
     ranked = best(plans)
-    columns = ("layout", "remat", "batch", "GiB a chip", "step ms", "a second and chip", "MFU")
-    table = Table(*columns, box=None)
+    table = Table("layout", "remat", "batch", "GiB a chip", "step ms", "a second and chip", "MFU", box=None)
     for plan in ranked[:most]:
         table.add_row(
             plan.layout,

@@ -1,7 +1,7 @@
 """What each instruction of a compiled program costs at the public peaks of its chip.
 
-Nothing here is measured. An instruction's three terms are the time of its matrix products, of the bytes that
-it moves from and to the main memory (HBM), and of its elementwise operations. From them follow two ends:
+Not measured. An instruction's three terms are the time of its matrix products, of the bytes that it moves
+from and to the main memory (HBM), and of its elementwise operations. From them follow two ends:
 
 - roofline: the largest term alone, as if the other two hid behind it;
 - pessimistic: after the cycles that libtpu's compiler estimates for its own instructions. The memory reaches
@@ -17,10 +17,9 @@ The pessimistic end of other chips has the same form, but was not fitted to anyt
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from math import gcd, log2, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from hyena_jax.system.chips import Chip
 PRODUCTS, CONVOLUTION, RECURRENCE = "matrix products", "long convolution", "recurrence"
 ELEMENTWISE, COPIES, LOSS, OPTIMIZER = "elementwise", "copies and relayouts", "loss", "optimizer"
 KINDS = (PRODUCTS, CONVOLUTION, RECURRENCE, ELEMENTWISE, COPIES, LOSS, OPTIMIZER)
+TERMS = ("products", "memory", "vector")
 
 # The kind of what a file of this package computes, of some files only in one function; other files are models
 # and mixers.
@@ -77,38 +77,27 @@ KERNEL = "tpu_custom_call"
 
 
 class Cost(NamedTuple):
-    """What one instruction costs in a step, in seconds at peak, all its rounds together.
-
-    Attributes:
-      kind: one of `KINDS`.
-      products: of matrix products.
-      memory: of bytes from and to the main memory.
-      vector: of elementwise operations.
-      registers: of its results, in registers of 8 x 128 elements.
-      in_background: whether it runs while others do.
-      is_kernel: whether it is a Pallas kernel, which overlaps its terms itself.
-      name: of the instruction.
-      source: the line of Python that it comes from, `file:line`; empty if unknown.
-    """
+    """What one instruction costs in a step, in seconds at peak, all its rounds together."""
 
     kind: str
     products: float
     memory: float
     vector: float
     registers: float
+    """Of its results, in registers of 8 x 128 elements."""
     in_background: bool
+    """Whether it runs while others do."""
     is_kernel: bool
     name: str
     source: str
+    """The line of Python that it comes from, `file:line`; empty if unknown."""
 
     @property
     def roofline(self) -> float:
-        """The largest term."""
         return 0.0 if self.in_background else max(self.products, self.memory, self.vector)
 
     @property
     def pessimistic(self) -> float:
-        """The time after libtpu's own estimates; see above."""
         if self.in_background:
             return 0.0
         if self.is_kernel:
@@ -118,9 +107,12 @@ class Cost(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """The name of the largest term."""
-        terms = {"products": self.products, "memory": self.memory, "vector": self.vector}
-        return max(terms, key=terms.get)
+        return largest_term(self)
+
+
+def largest_term(of: Any) -> str:
+    """Which of TERMS, the fields, is the largest."""
+    return max(TERMS, key=lambda name: getattr(of, name))
 
 
 class KernelWork(NamedTuple):
@@ -133,9 +125,7 @@ class KernelWork(NamedTuple):
 def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None = None) -> list[Cost]:
     """The costs of all instructions that are not exchanges, in the order in which they run.
 
-    Args:
-      kernels: the work of a call of each Pallas kernel, by name and results: `conv(f32[8,128], f32[8])`. Of
-        others only the bytes count.
+    `kernels` are by name and results, such as `conv(f32[8,128], f32[8])`; of others only the bytes count.
     """
     by_name = {one.name: one for body in program.computations.values() for one in body}
     found = []
@@ -153,10 +143,10 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
         if instruction.opcode == "custom-call":
             work = (kernels or {}).get(kernel_name(instruction), KernelWork(0.0, 0.0))
             flops, vector = work.products, work.vector
-        frames = program.frames(instruction)
+        line = _line(program.frames(instruction))
         found.append(
             Cost(
-                _kind(program, instruction, frames),
+                _kind(program, instruction, line),
                 rounds * flops / chip.flops,
                 rounds * _moved(program, instruction, by_name) / chip.memory_rate,
                 rounds * vector / chip.vector_rate,
@@ -164,7 +154,7 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
                 instruction.opcode.endswith("-start"),
                 instruction.opcode == "custom-call",
                 instruction.name,
-                _source(frames),
+                f"{line.file}:{line.line}" if line is not None else "",
             )
         )
     return found
@@ -176,7 +166,7 @@ def _registers(instruction: Instruction) -> float:
 
 
 def kernel_name(instruction: Instruction) -> str:
-    """The name of the Pallas kernel that a custom call runs, and its results, as in `costs`."""
+    """The key of the Pallas kernel that a custom call runs, as in `costs`."""
     results = ", ".join(map(str, instruction.results))
     return f"{re.sub(r'[.0-9]*$', '', instruction.name)}({results})"
 
@@ -200,12 +190,10 @@ def _parts(program: Program, instruction: Instruction) -> Iterator[Instruction]:
 def _product_flops(
     one: Instruction, by_name: Mapping[str, Instruction], passes: Mapping[str, float]
 ) -> float:
-    """FLOPs of a product, times its passes."""
     left, right = (by_name[name].results[0] for name in one.operands[:2])
     result = one.results[0]
     if one.opcode == "dot":
-        contracted = [int(axis) for axis in one.attribute("lhs_contracting_dims").split(",") if axis]
-        terms = prod(left.shape[axis] for axis in contracted)
+        terms = prod(_sizes(left, one.attribute("lhs_contracting_dims")))
         columns = right.size // max(terms * prod(_sizes(right, one.attribute("rhs_batch_dims"))), 1)
         rows = result.size // max(columns, 1)
     else:
@@ -335,58 +323,46 @@ def _written(root: Instruction, array: Array, by_name: Mapping[str, Instruction]
     return array.padded_bytes
 
 
-def _kind(program: Program, one: Instruction, frames: tuple[Frame, ...]) -> str:
-    """A relayout is one wherever it is; the innermost line of this package decides about the rest."""
+def _kind(program: Program, one: Instruction, line: Frame | None) -> str:
+    """A relayout is one wherever it is; the line that it comes from decides about the rest."""
     parts = list(_parts(program, one))
     if one.opcode != "custom-call" and all(part.opcode in MOVES for part in parts):
         return COPIES
-    for frame in frames:
-        _, found, file = frame.file.rpartition("hyena_jax/")
-        if not found or file in HELPERS:
-            continue
-        if (file, frame.function.rpartition(".")[2]) == HEAD:
-            return LOSS
-        if file in SOURCES:
-            return SOURCES[file]
-        break
+    if line is not None and (line.file, line.function.rpartition(".")[2]) == HEAD:
+        return LOSS
+    if line is not None and line.file in SOURCES:
+        return SOURCES[line.file]
     return PRODUCTS if any(part.opcode in ("convolution", "dot") for part in parts) else ELEMENTWISE
 
 
-def _source(frames: tuple[Frame, ...]) -> str:
-    """The innermost line of this package."""
+def _line(frames: tuple[Frame, ...]) -> Frame | None:
+    """The innermost line of this package that does not compute for others; files as in SOURCES."""
     for frame in frames:
         _, found, file = frame.file.rpartition("hyena_jax/")
         if found and file not in HELPERS:
-            return f"{file}:{frame.line}"
-    return ""
+            return frame._replace(file=file)
+    return None
 
 
 class SecondsByKind(NamedTuple):
-    """Seconds of a step by kind, in all.
-
-    Attributes:
-      roofline: by kind, at the roofline end.
-      pessimistic: by kind, at the pessimistic end.
-      terms: by kind, the seconds of (products, memory, vector) at peak.
-      memory: seconds of all bytes at the memory's peak.
-    """
+    """Seconds of a step by kind, at both ends."""
 
     roofline: dict[str, float]
     pessimistic: dict[str, float]
     terms: dict[str, tuple[float, float, float]]
+    """(products, memory, vector) at peak."""
     memory: float
+    """Of all bytes at the memory's peak."""
 
 
 def seconds_by_kind(found: Iterable[Cost]) -> SecondsByKind:
-    """The costs of a step, by kind."""
-    roofline, pessimistic, memory = Counter(), Counter(), 0.0
-    terms = {kind: np.zeros(3) for kind in KINDS}
+    """The sums of the costs of a step."""
+    roofline, pessimistic = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
+    terms, memory = {kind: np.zeros(3) for kind in KINDS}, 0.0
     for cost in found:
         roofline[cost.kind] += cost.roofline
         pessimistic[cost.kind] += cost.pessimistic
         terms[cost.kind] += (cost.products, cost.memory, cost.vector)
         memory += cost.memory
     plain = {kind: tuple(map(float, each)) for kind, each in terms.items()}
-    return SecondsByKind(
-        {kind: roofline[kind] for kind in KINDS}, {kind: pessimistic[kind] for kind in KINDS}, plain, memory
-    )
+    return SecondsByKind(roofline, pessimistic, plain, memory)

@@ -27,10 +27,7 @@ def search(
 ) -> tuple[list[StepPlan], list[str]]:
     """The plans of `candidates`, and a line for each that is refused.
 
-    Args:
-      whole: see `make_plan`.
-      advance: told how many candidates are done.
-      report: told in a line what each candidate came to, and the time left.
+    `advance` is told how many candidates are done, `report` what each came to, and the time left.
     """
     plans, refused, n_done, n_all, begun = [], [], 0, sum(map(len, rows)), time.monotonic()
     for row in rows:
@@ -55,8 +52,7 @@ def search(
 def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> Iterator[list[Experiment]]:
     """Experiments that differ in `axes`: lists of growing batch, of which the rest is skipped once one fails.
 
-    Raises:
-      UserError: for an unknown axis, or none; or if no layout can split any of the batches.
+    Refuses axes that are unknown or missing, and batches that no layout can split.
     """
     require(len(axes) > 0, "search", axes, f"some of {', '.join(AXES)}")
     for axis in axes:

@@ -1,8 +1,8 @@
 """The training step of an experiment, lowered for devices that need not be there.
 
-Also a program: `python -m hyena_jax.plan.step CONFIG.json TARGET SLICES FOLDER [PLUGIN ...]` writes to FOLDER
-what is known before compiling, compiles, and ends. XLA dumps the scheduled program before it makes machine
-code, which takes most of the time: the process that started this one may end it then.
+`python -m hyena_jax.plan.step CONFIG.json TARGET SLICES FOLDER [PLUGIN ...]` writes to FOLDER what is known
+before compiling, compiles, and ends. XLA dumps the scheduled program before it makes machine code, which
+takes most of the time: the process that started this one may end it then.
 """
 
 import json
@@ -43,11 +43,7 @@ class Lowered(NamedTuple):
 
 
 def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> Lowered:
-    """The training step of an experiment on devices, which may be compile-only ones.
-
-    Raises:
-      UserError: if the batch or the model cannot be sharded over the devices so.
-    """
+    """The training step of an experiment on devices, which may be compile-only ones, and must split it."""
     examples = examples_of(experiment, (), VOCABULARY)
     experiment = examples.experiment
     strategy = parallel.make_strategy(experiment.parallel, devices)

@@ -38,12 +38,10 @@ class Target(NamedTuple):
 
     @property
     def chips_of_slice(self) -> int:
-        """Number of chips of a slice."""
         return prod(self.shape)
 
     @property
     def n_chips(self) -> int:
-        """Number of chips of all slices."""
         return self.n_slices * self.chips_of_slice
 
     def __str__(self) -> str:
@@ -51,12 +49,7 @@ class Target(NamedTuple):
 
 
 def parse_target(name: str, n_slices: int = 1) -> Target:
-    """The target that a name such as `v5e:4x4`, `v5p:2x2x4`, `h100` or `h100:8` describes, as so many slices.
-
-    Raises:
-      UserError: for an unknown kind of chip, with the nearest one; or a shape that does not fit the kind; or
-        for several slices of chips whose network is not known.
-    """
+    """The target that `v5e:4x4`, `v5p:2x2x4`, `h100` or `h100:8` names, as so many slices."""
     kind, _, shape = name.partition(":")
     chip = choose("target", kind, CHIPS)
     if chip.dims == 1:
@@ -100,11 +93,7 @@ def require_compiler(target: Target) -> str:
 
 
 def compile_only_devices(target: Target) -> list:
-    """JAX devices of the target that programs can be compiled for, but not run on.
-
-    Raises:
-      UserError: if the compiler refuses the target.
-    """
+    """JAX devices of the target that programs can be compiled for, but not run on."""
     from jax.experimental import topologies
 
     if target.chip.platform == "cuda":

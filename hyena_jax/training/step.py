@@ -4,7 +4,7 @@ Axes: B batch, L length.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from hyena_jax.config.registry import parts_in
 from hyena_jax.models import example_inputs
 from hyena_jax.ops.forms import Layout
+from hyena_jax.training.drawing import by_kind
 from hyena_jax.training.lora import Adapted
 from hyena_jax.training.loss import Score, cross_entropy, eval_values, scored, train_values, weighted
 from hyena_jax.training.optimizer import global_norm
@@ -62,12 +64,14 @@ class TrainState(NamedTuple):
 
 def init_params(model: nn.Module, seed: int) -> optax.Params:
     """Initial parameters, drawn from `seed`."""
-    return _drawn(model, jax.random.key(seed))
+    return _drawing(model, tuple(parts_in(model.config)))(jax.random.key(seed))
 
 
-@partial(jax.jit, static_argnums=0)  # models of equal configs are equal: traced once, for shapes and values
-def _drawn(model: nn.Module, key: jax.Array) -> optax.Params:
-    return model.init(key, example_inputs(model.config))["params"]
+# Models of equal configs are equal, so that each is traced once, for shapes and values; a notebook may define
+# their parts again.
+@lru_cache(maxsize=32)
+def _drawing(model: nn.Module, parts: tuple) -> Callable[[jax.Array], optax.Params]:
+    return by_kind(lambda key: model.init(key, example_inputs(model.config))["params"])
 
 
 def init_state(params: optax.Params, optimizer: optax.GradientTransformation) -> TrainState:

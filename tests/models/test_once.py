@@ -1,0 +1,142 @@
+"""Blocks of a kind are traced once, with the values of blocks that are traced in their place."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+import hyena_jax
+from hyena_jax import models
+from hyena_jax.config import HawkConfig, HyenaConfig, LanguageModelConfig, MixerConfig
+from hyena_jax.mixers import Mixer
+from hyena_jax.training.step import init_params
+
+TOKENS = jax.random.randint(jax.random.key(0), (2, 7), 0, 11)
+CONFIG = LanguageModelConfig(n_layers=4, d_model=8, d_ff=16, max_len=7, vocab_size=11)
+pytestmark = pytest.mark.usefixtures("own_parts")
+
+
+def make(*pattern: MixerConfig, **options):
+    model = models.build(replace(CONFIG, pattern=pattern, **options))
+    return model, init_params(model, 0)
+
+
+def in_their_place(run):
+    """run(), watched by an interceptor that does nothing."""
+    with nn.intercept_methods(lambda method, args, kwargs, context: method(*args, **kwargs)):
+        return run()
+
+
+@dataclass(frozen=True)
+class DeepConfig(MixerConfig):
+    scale: float = 1.0
+
+
+class Deep(Mixer):
+    """Reads its layer in `mix`."""
+
+    config: DeepConfig = DeepConfig()
+    has_constant_state = True
+    traced: ClassVar[list[int]] = []
+
+    def mix(self, x, seq, deterministic):
+        self.traced.append(self.layer)
+        self.sow("intermediates", "layer", self.layer)
+        return self.config.scale * self.layer * x
+
+
+class Flat(Deep):
+    reads_layer = False
+
+
+@pytest.mark.parametrize("remat", ["none", "block"])
+def test_values_and_gradients(remat):
+    model, params = make(HawkConfig(), HyenaConfig(), remat=remat)
+
+    def run(params):
+        return jax.jit(jax.value_and_grad(lambda params: model.apply({"params": params}, TOKENS).var()))(
+            params
+        )
+
+    jax.tree.map(assert_close, run(params), in_their_place(lambda: run(params)))
+
+
+def test_prefill_and_steps():
+    model, params = make(HawkConfig(), HyenaConfig())
+
+    @jax.jit
+    def run(params):
+        bound = model.bind({"params": params})
+        state, logits = bound.prefill(bound.init_state(2, 7), TOKENS[:, :5])
+        state, last = bound.step(state, TOKENS[:, 5])
+        return logits, last
+
+    logits, last = run(params)
+    assert_close(jnp.concatenate([logits, last[:, None]], 1), model.apply({"params": params}, TOKENS)[:, :6])
+
+
+def test_a_kind_is_traced_once():
+    hyena_jax.register("deep", DeepConfig, Flat)
+    model, params = make(DeepConfig(), ffn="none", d_ff=None)
+    for run in (
+        lambda params: model.apply({"params": params}, TOKENS),
+        lambda params: model.apply({"params": params}, TOKENS, None, False),
+        lambda params: model.bind({"params": params}).init_state(2, 7),
+    ):
+        Flat.traced.clear()
+        jax.eval_shape(run, params)
+        assert Flat.traced == [0]
+
+
+def test_a_mixer_that_reads_its_layer_is_traced_in_each():
+    hyena_jax.register("deep", DeepConfig, Deep)
+    model, params = make(DeepConfig(), ffn="none", d_ff=None)
+    bound = model.bind({"params": params})
+    x = bound.embedding(TOKENS)
+    for layer in range(CONFIG.n_layers):
+        normed = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        x = x + layer * normed
+    assert_close(bound.hidden(TOKENS), x)
+
+
+def test_a_mixer_that_is_defined_again_is_traced_again():
+    hyena_jax.register("deep", DeepConfig, Flat)
+    model, params = make(DeepConfig(), ffn="none", d_ff=None)
+    before = model.apply({"params": params}, TOKENS)
+
+    class Again(Flat):
+        def mix(self, x, seq, deterministic):
+            return jnp.ones_like(x)
+
+    hyena_jax.register("deep", DeepConfig, Again)
+    assert not np.array_equal(model.apply({"params": params}, TOKENS), before)
+
+
+def test_what_a_mixer_sows_is_found():
+    hyena_jax.register("deep", DeepConfig, Flat)
+    model, params = make(DeepConfig(), ffn="none", d_ff=None)
+    _, sown = model.apply({"params": params}, TOKENS, mutable=["intermediates"])
+    found = [sown["intermediates"][f"blocks_{i}"]["mixer"]["layer"][0] for i in range(CONFIG.n_layers)]
+    assert found == [0, 1, 2, 3]
+
+
+def test_dropout_differs_from_layer_to_layer_and_from_key_to_key():
+    hyena_jax.register("deep", DeepConfig, Flat)
+    model, params = make(DeepConfig(scale=0.0), dropout=0.5, ffn="gelu", n_layers=2)
+    block = params["blocks_0"]
+    params = {**params, "blocks_1": block}  # two equal blocks
+
+    def hidden(seed: int, n_blocks: int):
+        rngs = {"dropout": jax.random.key(seed)}
+        return model.apply({"params": params}, TOKENS, None, False, n_blocks, rngs=rngs, method="hidden")
+
+    first, both, other = hidden(0, 1), hidden(0, 2), hidden(1, 1)
+    masks = [np.asarray(y == x) for x, y in ((hidden(0, 0), first), (first, both), (hidden(1, 0), other))]
+    for one, two in ((0, 1), (0, 2), (1, 2)):
+        assert 0.2 < (masks[one] != masks[two]).mean() < 0.8
+    np.testing.assert_array_equal(hidden(0, 2), both)
