@@ -1,5 +1,7 @@
 """The start of a command: starts JAX, or reports why it cannot start, and keeps compiled programs."""
 
+import contextlib
+import hashlib
 import importlib.metadata
 import importlib.util
 import logging
@@ -17,8 +19,11 @@ from hyena_jax.system.files import n_cpus
 from hyena_jax.system.storage.bucket import Bucket
 from hyena_jax.system.storage.location import Location, is_url
 
-# The fault is in XLA, so in jaxlib: jax 0.10.2 with jaxlib 0.10.1 is right.
-MISCOMPILES_ON_CPUS = "0.10.2"
+# The faults are in XLA, so in jaxlib: jax 0.10.2 with jaxlib 0.10.1 is right.
+FAILS_ON_CPUS = {
+    "0.10.2": "computes wrong values on CPUs (jax-ml/jax#39103)",
+    "0.11.2": "hangs in FFTs on CPUs (openxla/xla#46347)",
+}
 # Folder of compiled programs, or `off`.
 CACHE_VARIABLE = "HYENA_JAX_COMPILATION_CACHE"
 # Few programs take nearly all of the compile time, and JAX looks at every entry when it writes one.
@@ -83,7 +88,17 @@ def import_jax() -> None:
 
 
 def _try_xla_flags(flags: str) -> None:
-    """Tries the flags in another process, since XLA aborts the process if they are wrong."""
+    """Tries the flags in another process, since XLA aborts the process if they are wrong.
+
+    Flags that passed are not tried again with the same jaxlib.
+    """
+    version = importlib.metadata.version("jaxlib")
+    name = hashlib.sha256(f"{version} {flags}".encode(errors="replace")).hexdigest()
+    passed = None
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
+        passed = _user_cache() / "xla_flags" / name
+        if passed.exists():
+            return
     code = "import contextlib\nwith contextlib.suppress(Exception): import jax; jax.devices('cpu')"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "0"}
     tried = subprocess.run(
@@ -93,6 +108,10 @@ def _try_xla_flags(flags: str) -> None:
         lines = re.findall(r"^[EF]\d{4} [^]]*\] (.*)", tried.stderr, re.MULTILINE)  # errors in Abseil's log
         reason = lines[0] if lines else f"XLA ended with code {tried.returncode}"
         raise UserError(f"XLA_FLAGS must hold flags that this XLA knows, got {flags!r}: {reason}")
+    if passed is not None:
+        with contextlib.suppress(OSError):
+            passed.parent.mkdir(parents=True, exist_ok=True)
+            passed.touch()
 
 
 def start_devices() -> None:
@@ -108,16 +127,16 @@ def start_devices() -> None:
 
 
 def refuse_wrong_jaxlib() -> None:
-    """Raises UserError if this jaxlib miscompiles and may run on a CPU.
+    """Raises UserError if this jaxlib is one of `FAILS_ON_CPUS` and may run on a CPU.
 
     It may unless JAX_PLATFORMS names an accelerator first: asking JAX would start its backends, which must
     not happen before several processes have joined.
     """
     version = importlib.metadata.version("jaxlib")
     platform = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
-    if version == MISCOMPILES_ON_CPUS and platform in ("", "cpu"):
+    if version in FAILS_ON_CPUS and platform in ("", "cpu"):
         raise UserError(
-            f"jaxlib {version} computes wrong values on CPUs (jax-ml/jax#39103); install another version: "
+            f"jaxlib {version} {FAILS_ON_CPUS[version]}; install another version: "
             "pip install jax==0.10.1, or pip install --upgrade jax on Python 3.12 and newer "
             "(on an accelerator, JAX_PLATFORMS=cuda or JAX_PLATFORMS=tpu lets this one run)"
         )

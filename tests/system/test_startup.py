@@ -1,5 +1,6 @@
 """Which JAX versions are accepted, and where commands keep compiled programs."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -75,15 +76,19 @@ def test_an_environment_that_jax_cannot_start_in_is_one_line(tmp_path, variables
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture
-def wrong_jaxlib(monkeypatch):
-    monkeypatch.setattr(startup, "MISCOMPILES_ON_CPUS", startup.importlib.metadata.version("jaxlib"))
+@pytest.fixture(params=startup.FAILS_ON_CPUS)
+def wrong_jaxlib(request, monkeypatch):
+    of = startup.importlib.metadata.version
+    found = {"jaxlib": request.param}
+    monkeypatch.setattr(startup.importlib.metadata, "version", lambda name: found.get(name) or of(name))
+    return request.param
 
 
 @pytest.mark.parametrize("platforms", ["", "cpu", "cpu,cuda"])
 def test_a_wrong_jaxlib_is_refused_on_a_cpu(wrong_jaxlib, monkeypatch, capsys, tmp_path, platforms):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    with pytest.raises(UserError, match="jax-ml/jax#39103.*pip install jax==0.10.1"):
+    fault = {"0.10.2": "wrong values.*jax-ml/jax#39103", "0.11.2": "hangs in FFTs.*openxla/xla#46347"}
+    with pytest.raises(UserError, match=fault[wrong_jaxlib] + ".*pip install jax==0.10.1"):
         startup.refuse_wrong_jaxlib()
     assert cli.main(["train", "quickstart", "--workdir", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
@@ -95,6 +100,45 @@ def test_a_wrong_jaxlib_is_refused_on_a_cpu(wrong_jaxlib, monkeypatch, capsys, t
 def test_a_wrong_jaxlib_may_run_on_an_accelerator(wrong_jaxlib, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     startup.refuse_wrong_jaxlib()
+
+
+def test_flags_are_tried_once_for_each_jaxlib(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tried = []
+
+    def run(command, **options):
+        tried.append(options["env"]["XLA_FLAGS"])
+        return subprocess.CompletedProcess(command, int("wrong" in tried[-1]), stdout="", stderr="")
+
+    monkeypatch.setattr(startup.subprocess, "run", run)
+    for flags in ("--right", "--right", "--wrong", "--wrong", "--right --other"):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        with pytest.raises(UserError, match="--wrong") if "wrong" in flags else contextlib.nullcontext():
+            startup._try_xla_flags(flags)
+    assert tried == ["--right", "--wrong", "--wrong", "--right --other"]
+    monkeypatch.setattr(startup.importlib.metadata, "version", lambda package: "9.9")
+    startup._try_xla_flags("--right --other")
+    assert len(tried) == 5
+
+
+FFTS = """
+import time, jax, jax.numpy as jnp
+@jax.jit
+def convolve(inputs):
+    spectra = [jnp.fft.rfft(jnp.sin(u) * (i + 1), 512) for i, u in enumerate(inputs)]
+    return sum(jnp.cos(jnp.fft.irfft(spectrum**2, 512)) for spectrum in spectra)
+inputs = [jax.random.normal(jax.random.key(i), (4, 256, 256)) for i in range(8)]
+begin = time.monotonic()
+while time.monotonic() - begin < 5:
+    convolve(inputs).block_until_ready()
+"""
+
+
+@pytest.mark.grid
+def test_independent_ffts_of_one_program_end():
+    """jaxlib 0.11.2 stands still in them."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    subprocess.run([sys.executable, "-c", FFTS], env=environment, timeout=120, check=True)
 
 
 def test_help_needs_no_right_jaxlib(wrong_jaxlib, capsys):
@@ -210,7 +254,7 @@ def test_entries_that_were_cut_off_are_removed(no_cache_yet):
 THE_SAME_BITS = """
 import pathlib
 import jax, jax.numpy as jnp, numpy as np
-from hyena_jax import startup
+from hyena_jax.system import startup
 from hyena_jax.ops.long_conv import fft_conv, long_conv
 
 u, h = np.random.default_rng(0).normal(size=(2, 32, 257)).astype(np.float32)
