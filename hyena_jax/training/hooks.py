@@ -20,7 +20,7 @@ from hyena_jax.training.evaluate import held_out_values, is_reached, sum_held_ou
 from hyena_jax.training.metrics import MetricsLog, NoLog, Values
 from hyena_jax.training.optimizer import make_schedule
 from hyena_jax.training.setup import Setup, mapped_eval_step
-from hyena_jax.training.step import FINITE, Metrics, TrainState, all_finite, param_norm
+from hyena_jax.training.step import FINITE, Metrics, TrainState, param_norm
 from hyena_jax.training.timing import Clock, flops_per_unit
 
 if TYPE_CHECKING:
@@ -328,8 +328,8 @@ class Save:
         jax.block_until_ready(state)
         with run.clock.paused("saving"):
             _require_finite(state.bad_step.item())
-            if not all_finite(state.params):
-                raise _diverged(f"a parameter is not finite after step {now.step}")
+            if not math.isfinite(param_norm(state.params)):
+                raise _diverged(f"the parameters' norm is not finite after step {now.step}")
             run.log.sync()
             meta = Meta(
                 step=now.step,

@@ -1,5 +1,6 @@
 """A run, from its start to its end: `train` is the whole of it."""
 
+import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -38,7 +39,7 @@ from hyena_jax.training.lora import Adapted
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
 from hyena_jax.training.options import NO_OPTIONS, StartOptions
 from hyena_jax.training.setup import LoadData, Setup, agree, keeps_state, make_setup, mapped_train_step
-from hyena_jax.training.step import TrainState, all_finite, init_params, init_state
+from hyena_jax.training.step import TrainState, init_params, init_state, param_norm
 from hyena_jax.training.timing import Profile, check_profile
 from hyena_jax.training.trackers import Start, Trackers
 
@@ -153,7 +154,7 @@ def restore_or_start(
         state = state._replace(base=strategy.place(setup.initial))
     found = int(state.step)
     require(found == restored.step, f"step in checkpoint {restored.step}", found, "the step of its folder")
-    if not all_finite(state.params):
+    if not math.isfinite(param_norm(state.params)):
         require_finite(strategy.host_copy(state.params), f"checkpoint {restored.step}")
     return state, restored.meta
 

@@ -256,9 +256,3 @@ def make_eval_step(
 
 # Not part of the training step: only the steps that are logged need it.
 param_norm = jax.jit(global_norm)
-
-
-@jax.jit
-def all_finite(params: optax.Params) -> jax.Array:
-    """Whether every entry is finite, bool []."""
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]).all()
