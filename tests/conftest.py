@@ -7,6 +7,7 @@ import gc
 import importlib.metadata
 import itertools
 import os
+import re
 import signal
 import tempfile
 import uuid
@@ -40,13 +41,27 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 MAX_MAPS = 30_000  # half of what Linux grants: the tests until the next count add far less than the rest
 COUNT_EVERY = 16  # tests
+NEED_PACKAGES = {"bucket", "proxy", "wheel"}  # fixtures
 SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tiny_shakespeare" / "input.txt"
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that take minutes come first, so that others run beside them."""
     long = ("test_the_program_finds_nothing", "test_a_quick_run_ends_with_a_page_and_is_not_stale")
     items.sort(key=lambda item: item.name not in long)
+    for item in items:
+        if NEED_PACKAGES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("packages")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    marks = re.fullmatch(r"not \((.*)\)", config.option.markexpr)
+    if marks is not None:
+        names = marks[1].replace(" or ", ", ")
+        terminalreporter.write_line(
+            f"not run: tests marked {names} (pytest -m grid, say; packages: pip install -e '.[ci]')"
+        )
 
 
 def pytest_collection_finish() -> None:

@@ -79,7 +79,7 @@ def test_docstrings_say_the_shapes_of_arrays():
     assert lacking == []
 
 
-@pytest.mark.grid
+@pytest.mark.packages
 def test_pages_are_made_without_warnings(tmp_path):
     pytest.importorskip("pdoc")
     command = [sys.executable, "-W", "error", api_page.__file__, tmp_path]

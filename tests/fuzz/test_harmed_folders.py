@@ -30,7 +30,7 @@ from hyena_jax.training.folder import read_folder
 from hyena_jax.training.hooks import LiveRun, Now
 from hyena_jax.training.initial import load_params
 
-pytestmark = pytest.mark.xdist_group("fuzz")
+pytestmark = pytest.mark.xdist_group("harmed_folders")
 
 SECONDS = 90
 """Longest that a command may take."""

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
+pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("start_up")]
 
 SECONDS = 180
 """Longest that a command may take."""

@@ -36,7 +36,7 @@ from hyena_jax.tasks.arithmetic import MajorityConfig
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.folder import read_folder, write_description
 
-pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
+pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("strange_folders")]
 
 COMPARISONS, NAMES, FAULTS, HARMS, SOURCES = 20, 6, 60, 24, 12
 SECONDS = 120

@@ -11,7 +11,7 @@ from hyena_jax.scoring import score_file
 from hyena_jax.system.errors import UserError
 from hyena_jax.training import export
 
-pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
+pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("strange_records")]
 
 FILES, EXPORTS = 300, 60
 

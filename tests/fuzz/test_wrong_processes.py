@@ -17,7 +17,7 @@ from hyena_jax.parallel import roll_call
 from hyena_jax.parallel.roll_call import call_roll
 from hyena_jax.system.errors import UserError
 
-pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("fuzz")]
+pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("wrong_processes")]
 
 FLAGS, JOBS, ROLLS, SETTINGS = 60, 60, 30, 60
 SECONDS = 60

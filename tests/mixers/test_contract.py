@@ -220,7 +220,8 @@ def test_what_reads_ahead_has_no_state(name):
         bound.init_state(1, 5)
 
 
-@over_cases(DECODED, outside_grid=CASES.keys() - ALIKE)
+@pytest.mark.grid
+@over(DECODED)
 def test_prefill_and_steps_equal_the_parallel_form(name):
     check_decoding(name, OPTION_LENGTH if name in CASES else 7, (0, 3))
 
@@ -317,19 +318,32 @@ def test_decoding_in_float64_keeps_its_digits(name):
 
 @over_cases(DECODED, outside_grid=CASES.keys() - ALIKE)
 def test_rows_of_different_lengths_equal_separate_runs(name):
-    """Of the oracle. Also: a step after a ragged prefill, and a prefill after a step."""
-    params, x, more = init(name), inputs(7), inputs(4, seed=5)
+    """Of the oracle: a ragged prefill, and steps."""
+    check_rows(name, n_steps=24, n_last=0)
+
+
+@pytest.mark.grid
+@over(DECODED)
+def test_rows_of_different_lengths_go_on_after_steps(name):
+    check_rows(name, n_steps=1, n_last=3)
+
+
+def check_rows(name, n_steps, n_last):
+    """A ragged prefill, steps, and a last prefill."""
+    params, x, more = init(name), inputs(7), inputs(n_steps + n_last, seed=5)
     prefill, step = jitted(name, "prefill"), jitted(name, "step")
     state = empty_states(name)(params, 2, EVERY[name].max_len)
     state, y = prefill(params, state, x, np.array([2, 5], np.int32))
-    state, y_step = step(params, state, more[:, 0])
-    state, y_more = prefill(params, state, more[:, 1:])
+    parts = [y]
+    for t in range(n_steps):
+        state, y = step(params, state, more[:, t])
+        parts.append(y[:, None])
+    if n_last:
+        parts.append(prefill(params, state, more[:, n_steps:])[1])
+    ours = np.concatenate(jax.device_get(parts), axis=1)
     for row, length in enumerate([2, 5]):
         alone = np.concatenate([x[row : row + 1, 7 - length :], more[row : row + 1]], axis=1)
-        ours = np.concatenate(
-            [np.asarray(y)[row, 7 - length :], np.asarray(y_step)[row][None], np.asarray(y_more)[row]]
-        )
-        assert_close(ours, EVERY[name].oracle(params, alone)[0])
+        assert_close(ours[row, 7 - length :], EVERY[name].oracle(params, alone)[0])
 
 
 @pytest.mark.grid
