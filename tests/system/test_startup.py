@@ -134,7 +134,7 @@ while time.monotonic() - begin < 5:
 """
 
 
-@pytest.mark.grid
+@pytest.mark.faults
 def test_independent_ffts_of_one_program_end():
     """jaxlib 0.11.2 stands still in them."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
