@@ -89,6 +89,13 @@ def require_compiler(target: Target) -> str:
         raise UserError(
             f"target {target.name!r} needs its compiler, which is not installed: pip install {wheels}"
         )
+    for requirement in importlib.metadata.requires("jax") or ():
+        wanted = re.match(rf"{package}==([\d.]+)\.\*", requirement)
+        if wanted and not f"{importlib.metadata.version(package)}.".startswith(f"{wanted[1]}."):
+            found, jax = importlib.metadata.version(package), importlib.metadata.version("jax")
+            raise UserError(
+                f"{package} {found} does not fit jax {jax}: pip install '{package}=={wanted[1]}.*'"
+            )
     return package
 
 

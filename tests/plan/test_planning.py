@@ -48,7 +48,7 @@ def text(n_layers: int, n_slices: int) -> str:
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Compiles nothing: a program of 3 GiB and 1 GiB more a layer, with two parts of state a layer."""
+    """Compiles nothing: a program of 3 GiB and half a GiB more a layer, with two parts of state a layer."""
     depths = []
 
     def compile_step(experiment, target, limits):
@@ -63,7 +63,7 @@ def compiled(monkeypatch):
             "kernels": {},
             "forward": {"products": 1e15 * n, "transforms": 1e13 * n},
         }
-        return Compiled(facts, text(n, target.n_slices), (3 + n) * GIB, ((5, "f32[5]"),), 1.5)
+        return Compiled(facts, text(n, target.n_slices), (3 + n / 2) * GIB, ((5, "f32[5]"),), 1.5)
 
     monkeypatch.setattr(planning, "compile_step", compile_step)
     return depths
@@ -72,7 +72,7 @@ def compiled(monkeypatch):
 def test_depth_is_continued_from_one_and_two_repeats(compiled):
     plan = planning.make_plan(experiment(), TARGET, LIMITS, whole=False)
     assert compiled == [1, 2]
-    assert plan.memory == 15 * GIB
+    assert plan.memory == 9 * GIB
     assert plan.fits
     assert plan.n_params == 220
     one = 2 * 4 * 2**20 / TARGET.chip.memory_rate
@@ -125,7 +125,16 @@ def test_a_shallow_model_and_a_whole_one_are_compiled_once(compiled):
     plan = planning.make_plan(experiment(12), TARGET, LIMITS, whole=True)
     assert compiled == [2, 12]
     assert plan.exchanges[0].received_per_repeat is None
-    assert plan.memory == 15 * GIB
+    assert plan.memory == 9 * GIB
+
+
+@pytest.mark.parametrize(("n_layers", "is_near"), [(17, False), (18, True), (33, True), (34, False)])
+def test_memory_near_the_chips_is_that_of_all_layers(compiled, n_layers, is_near):
+    """11.8 to 19.7 GiB: a quarter below and above 15.75."""
+    plan = planning.make_plan(experiment(n_layers), TARGET, LIMITS, whole=False)
+    assert compiled == ([1, 2, n_layers] if is_near else [1, 2])
+    assert plan.compiled_layers == ((n_layers,) if is_near else (1, 2))
+    assert plan.memory == (3 + n_layers / 2) * GIB
 
 
 def test_what_a_layout_must_exchange(compiled):
@@ -139,12 +148,12 @@ def test_what_a_layout_must_exchange(compiled):
 
 
 def test_lines_and_files(compiled, tmp_path):
-    plan = planning.make_plan(experiment(13), TARGET, LIMITS, False)
+    plan = planning.make_plan(experiment(40), TARGET, LIMITS, False)
     console = Console(record=True, width=200)
     presentation.print_plan(plan, console)
     said = console.export_text()
-    assert "continued from 1 and 2 layers to 13" in said
-    assert "16.00 of 15.75 GiB a chip, DOES NOT FIT" in said
+    assert "continued from 1 and 2 layers to 40, memory to about a sixth" in said
+    assert "23.00 of 15.75 GiB a chip, DOES NOT FIT" in said
     assert said.count("estimated, not measured on a device") == 1
     presentation.write(tmp_path, [plan], {"command": "hyena-jax plan"})
     (kept,) = json.loads((tmp_path / "plan.json").read_text())["plans"]
@@ -208,7 +217,7 @@ def test_a_search_over_batch_remat_and_layout():
 
 
 def test_the_best_plans_fit(compiled):
-    small, large = (planning.make_plan(experiment(n), TARGET, LIMITS, False) for n in (6, 13))
+    small, large = (planning.make_plan(experiment(n), TARGET, LIMITS, False) for n in (6, 40))
     slow = dataclasses.replace(small, units=small.units // 2)
     assert presentation.best([slow, large, small]) == [small, slow]
 
@@ -253,6 +262,17 @@ def test_a_missing_compiler_names_what_to_install(target, line, monkeypatch, cap
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["plan", "quickstart", "--target", target]) == 2
     assert line in capsys.readouterr().err
+
+
+def test_a_compiler_of_another_jax_names_the_version_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    versions = {"jax": "0.12.0.1", "libtpu": "0.0.41"}
+    monkeypatch.setattr(importlib.metadata, "version", versions.get)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ['libtpu==0.0.50.*; extra == "tpu"'])
+    with pytest.raises(UserError, match="libtpu 0.0.41 .* jax 0.12.0.1: pip install 'libtpu==0.0.50"):
+        targets.require_compiler(TARGET)
+    versions["libtpu"] = "0.0.50.1"
+    assert targets.require_compiler(TARGET) == "libtpu"
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
