@@ -149,6 +149,7 @@ def test_it_trains_as_the_package_does(changes, tmp_path, capsys):
     assert output.endswith(f"{minimal.PROMPT}{run.generate(minimal.PROMPT, minimal.SAMPLE_TOKENS)[0]}\n")
 
 
+@pytest.mark.faults
 def test_a_killed_run_continues_to_the_same_bits(tmp_path, capsys):
     minimal = program(**SMALL, CHECKPOINT_EVERY=3)
     whole = minimal.train(tmp_path / "whole", 10)

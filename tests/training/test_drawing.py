@@ -27,7 +27,9 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize(
+    "name", ["three", *(pytest.param(name, marks=pytest.mark.grid) for name in ("hyena", "two"))]
+)
 def test_bits(name):
     model = models.build(replace(CONFIG, pattern=PATTERNS[name]))
     expected = jax.jit(model.init)(jax.random.key(7), models.example_inputs(model.config))["params"]
