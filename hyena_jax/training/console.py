@@ -119,7 +119,7 @@ def announce(console: Console, setup: Setup, is_new: bool, changes: Sequence[str
     if is_new:
         adaptation = lora.lora_of(experiment.model)
         optimizer = experiment.optimizer if adaptation is None else lora.for_factors(experiment.optimizer)
-        console.print(parameter_table(setup.shapes, optimizer))
+        console.print(parameter_table(setup.trained_shapes, optimizer))
         if adaptation is not None:
             n_base = sum(leaf.size for leaf in jax.tree.leaves(setup.initial))
             console.print(f"LoRA      the {n_base:,} parameters of the base stay as they are")

@@ -131,13 +131,6 @@ def standard_hooks(run: LiveRun) -> Sequence[Hook]:
     return Begin(run), CheckReplicas(run), Log(run), Evaluate(run), Agree(run), run.save, Show(run)
 
 
-def call(hooks: Sequence[Hook], now: Now) -> Now:
-    """Calls the hooks in their order; returns what they have found."""
-    for hook in hooks:
-        hook(now)
-    return now
-
-
 @dataclass
 class Begin:
     """After the first step: time counts from here on, and signals wait for the end of a step."""

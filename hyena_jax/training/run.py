@@ -33,7 +33,7 @@ from hyena_jax.training.folder import (
     open_run,
     require_checkpoint_if_logged,
 )
-from hyena_jax.training.hooks import Hook, LiveRun, call, standard_hooks
+from hyena_jax.training.hooks import Hook, LiveRun, standard_hooks
 from hyena_jax.training.initial import require_finite, require_same_base, write_base
 from hyena_jax.training.lora import Adapted
 from hyena_jax.training.metrics import MetricsLog, NoLog, draw_learning_curves
@@ -83,14 +83,16 @@ def train(
         ):
             train_step, hooks = mapped_train_step(setup, state), make_hooks(run)
             now = run.now(run.start, state)
-            if run.must_evaluate:
-                call(hooks, now)
+            for hook in hooks if run.must_evaluate else ():
+                hook(now)
             while not now.stops:
                 t, batch = next(rows)
                 trace.before_step(t)
                 state, metrics = train_step(state, setup.strategy.place_batch(batch))
-                now = call(hooks, run.now(t + 1, state, metrics))
-            stop.defer()  # SIGTERM is ours again: there are no more steps to agree on
+                now = run.now(t + 1, state, metrics)
+                for hook in hooks:  # log, evaluate, save, show: in this order, each when it is due
+                    hook(now)
+            stop.defer()  # from here on SIGTERM asks this process alone: there are no more steps to agree on
             params = setup.strategy.host_copy(state.model_params)
         asked = first_request(stop.name)  # a signal after the last step counts too
     return ended(setup, workdir, params, asked)

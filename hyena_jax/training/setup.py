@@ -43,7 +43,7 @@ class Setup(NamedTuple):
     data: Dataset
     strategy: Strategy
     model: nn.Module
-    shapes: optax.Params
+    trained_shapes: optax.Params
     """Shapes of the parameters that are trained."""
     optimizer: optax.GradientTransformation
     loss: Score
@@ -143,8 +143,8 @@ def keeps_state(setup: Setup, earlier: OptimizerConfig) -> bool:
         return False
     if lora.lora_of(experiment.model) is not None:
         earlier = lora.for_factors(earlier)
-    before = make_optimizer(earlier, setup.shapes, experiment.training.steps)
-    return have_equal_states(before, setup.optimizer, setup.shapes)
+    before = make_optimizer(earlier, setup.trained_shapes, experiment.training.steps)
+    return have_equal_states(before, setup.optimizer, setup.trained_shapes)
 
 
 def mapped_train_step(setup: Setup, state: TrainState) -> Callable:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hyena_jax.config import Experiment
 from hyena_jax.system.signals import Interrupted, StopRequest, stop_requests
-from hyena_jax.training.hooks import Hook, LiveRun, call
+from hyena_jax.training.hooks import Hook, LiveRun
 from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import batches, ended, start_run
 from hyena_jax.training.setup import LoadData, make_setup
@@ -92,14 +92,17 @@ class _Member:
         self.batches = self.files.enter_context(closing(batches(self.run)))
         self.hooks, self.now = job.make_hooks(self.run), self.run.now(self.run.start, self.state)
         if self.run.must_evaluate:
-            call(self.hooks, self.now)
+            for hook in self.hooks:
+                hook(self.now)
 
     def read(self) -> None:
         self.t, batch = next(self.batches)
         self.batch = self.setup.strategy.place_batch(batch)
 
     def after_step(self) -> None:
-        self.now = call(self.hooks, self.run.now(self.t + 1, self.state, self.metrics))
+        self.now = self.run.now(self.t + 1, self.state, self.metrics)
+        for hook in self.hooks:
+            hook(self.now)
 
     def end(self) -> None:
         """Closes the run; raises Interrupted if a signal ended it."""
