@@ -16,6 +16,8 @@ from hyena_jax.system.storage.location import Location, is_url
 if TYPE_CHECKING:
     import tensorstore as ts
 
+DRAFT = ".__lock"
+"""How the name ends under which TensorStore writes a file before it is whole."""
 IN_FLIGHT = 256
 """Most ranges that are read from a bucket at the same time: a range takes tens of milliseconds to arrive."""
 
@@ -78,10 +80,12 @@ class Objects:
             raise UserError(f"{self / name} does not exist", self.argument)
         return found.value
 
-    def write(self, name: str, data: bytes) -> None:
-        """Writes an object whole; it replaces an earlier one."""
+    def write(self, name: str, data: bytes, replace: bool = True) -> None:
+        """Writes an object whole; it replaces an earlier one, or without `replace` changes nothing there."""
         with self._explained(name):
-            self._store.write(name, data).result()
+            there = None if replace else self._store.read(name).result()
+            if there is None or there.state == "missing":
+                self._store.write(name, data, if_equal=there and there.stamp.generation).result()
 
     def sizes(self) -> dict[str, int]:
         """The size of every object in bytes, by name, of a folder only those directly in it."""
@@ -89,7 +93,8 @@ class Objects:
             return {found.name: found.size for found in self._bucket.below()}
         try:
             with os.scandir(self.where) as entries:
-                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+                files = [one for one in entries if one.is_file() and not one.name.endswith(DRAFT)]
+                return {one.name: one.stat().st_size for one in files}
         except FileNotFoundError:
             return {}
         except OSError as error:

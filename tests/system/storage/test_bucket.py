@@ -80,3 +80,15 @@ def test_what_is_missing_on_this_machine_is_one_line(bucket, monkeypatch):
                 UserError, match=rf"{bucket} needs the package gcsfs: pip install '.*\[gcs\]'"
             ):
                 opened()
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_what_must_not_replace_leaves_what_is_there(bucket, tmp_path, is_local):
+    objects = Objects(str(tmp_path / "new") if is_local else bucket, "output")
+    for data in (b"first", b"second"):
+        objects.write("a", data, replace=False)
+        assert objects.read("a") == b"first"
+    objects.write("a", b"third")
+    assert objects.read("a") == b"third"
+    (found,) = objects.sizes()
+    assert found == "a"
