@@ -66,6 +66,7 @@ class Report:
         """Further entries of results.json."""
         self._settings, self._command = settings, command
         if settings.output is not None:
+            self._is_new = not (settings.output / RESULTS).exists()
             is_lost = settings.output.is_symlink() and not settings.output.exists()
             require(not is_lost, "output", str(settings.output), "a folder, not a link to nothing")
             places = (settings.output, *settings.output.absolute().parents)
@@ -96,8 +97,9 @@ class Report:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / RESULTS, json.dumps(self._results(), indent=1) + "\n", self._is_new)
+        self._is_new = False
         (folder / PLOT).unlink(missing_ok=True)  # it shows an earlier benchmark
-        write_text(folder / RESULTS, json.dumps(self._results(), indent=1) + "\n")
         n = len(self.rows)
         if n and isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
             kept = f"{n} rows measured so far are" if n > 1 else "row measured so far is"

@@ -45,7 +45,7 @@ class Common(Effort):
         for name, folder in (("output", self.output), ("profile", self.profile)):
             require(folder is None or is_unicode(folder), name, str(folder), "a path in UTF-8")
         if self.output is not None:
-            require_own_folder("output", self.output, "benchmark", RESULTS)
+            require_own_folder("output", self.output, "benchmark", RESULTS, "benchmark")
         if self.profile is not None and self.profile.exists():
             require(self.profile.is_dir(), "profile", str(self.profile), "a folder")
 

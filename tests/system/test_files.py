@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hyena_jax.benchmark.settings import Function
 from hyena_jax.system import files
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.files import (
@@ -15,6 +16,7 @@ from hyena_jax.system.files import (
     open_input,
     parse_json,
     read_json,
+    replacing,
     require_free,
     write_text,
 )
@@ -50,6 +52,35 @@ def test_a_draft_is_never_a_file_that_is_there(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError):
         write_text(tmp_path / "text", "text")
     assert names(tmp_path) == [".a.draft"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_what_appeared_while_a_new_file_was_written_is_left_alone(tmp_path, kind):
+    path = tmp_path / "a"
+    message = "a' was made by somebody else meanwhile, and is left alone"
+    with pytest.raises(UserError, match=message), replacing(path, is_new=True) as draft:
+        draft.write_text("ours")
+        match kind:
+            case "file":
+                path.write_text("theirs")
+            case "link":
+                path.symlink_to("nowhere")
+            case "folder":
+                path.mkdir()
+    assert names(tmp_path) == ["a"]
+    assert kind != "file" or path.read_text() == "theirs"
+    assert kind != "link" or path.is_symlink()
+    write_text(tmp_path / "b", "ours", is_new=True)
+    assert (tmp_path / "b").read_text() == "ours"
+
+
+@pytest.mark.parametrize("text", ['{"rows": 1}', "[]", '"benchmark"', "1", "not JSON"])
+def test_results_that_are_not_of_an_earlier_benchmark_are_left_alone(tmp_path, text):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(UserError, match="^output .*(new, empty, or of an earlier benchmark|not JSON)"):
+        Function(target="a.py:f", output=tmp_path).check()
+    (tmp_path / "results.json").write_text('{"benchmark": "function"}')
+    Function(target="a.py:f", output=tmp_path).check()
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
