@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyena_jax.system.errors import UserError
+from hyena_jax.system.files import MAX_JSON, read_bytes
 from hyena_jax.system.storage.bucket import RETRIES, Bucket
 from hyena_jax.system.storage.location import Location, is_url
 
@@ -51,8 +52,11 @@ class Objects:
     def __truediv__(self, name: str) -> str:
         return f"{self.where.rstrip('/')}/{name}"
 
-    def read(self, name: str) -> bytes | None:
-        """The content of an object; None if there is none."""
+    def read(self, name: str, most: int = MAX_JSON) -> bytes | None:
+        """The content of an object; None if there is none. UserError if a file has more bytes, or is none."""
+        if not is_url(self.where):  # TensorStore would wait for the writer of a pipe
+            path = Path(self.where, name)
+            return read_bytes(self.argument, path, most) if os.path.lexists(path) else None
         with self._explained(name):
             found = self._store.read(name).result()
         return None if found.state == "missing" else found.value
@@ -83,9 +87,13 @@ class Objects:
     def write(self, name: str, data: bytes, replace: bool = True) -> None:
         """Writes an object whole; it replaces an earlier one, or without `replace` changes nothing there."""
         with self._explained(name):
-            there = None if replace else self._store.read(name).result()
-            if there is None or there.state == "missing":
-                self._store.write(name, data, if_equal=there and there.stamp.generation).result()
+            generation = None
+            if not replace:
+                there = self._store.read(name).result() if self.read(name) is None else None
+                if there is None or there.state != "missing":
+                    return
+                generation = there.stamp.generation
+            self._store.write(name, data, if_equal=generation).result()
 
     def sizes(self) -> dict[str, int]:
         """The size of every object in bytes, by name, of a folder only those directly in it."""

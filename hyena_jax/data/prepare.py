@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -282,7 +283,7 @@ def verify_shard(index: Index, output: str, number: int, progress: Progress) -> 
     shard = (index.shards + index.held_out)[number]
     dtype = DTYPES[index.dtype]
     for suffix, sha256 in ((BIN, shard.sha256), (ENDS, shard.ends_sha256)):
-        data, what = objects.read(shard.name + suffix), objects / (shard.name + suffix)
+        data, what = objects.read(shard.name + suffix, sys.maxsize), objects / (shard.name + suffix)
         found = None if data is None else hashlib.sha256(data).hexdigest()
         if found != sha256:
             found = "is missing" if data is None else f"has the SHA-256 {found[:12]} and {len(data):,} bytes"

@@ -150,10 +150,23 @@ def require_free(argument: str, folder: Path) -> None:
     require(can_write, argument, str(folder), f"in a folder that can be written, but {str(parent)!r} is none")
 
 
+def require_can_hold_files(argument: str, folder: Path) -> None:
+    """Refuses a path at which there is no folder that can be written, and none can be made."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        must = f"a folder that can be written ({str(place)!r}: {error.strerror})"
+        require(False, argument, str(folder), must)
+
+
 def require_own_folder(argument: str, folder: Path, of: str, file: str, key: str) -> None:
     """Refuses a folder with files, unless they are an earlier `of`'s: `file` is a JSON object with `key`."""
+    require_can_hold_files(argument, folder)
     if folder.exists():
-        require(folder.is_dir(), argument, str(folder), "a folder")
         names = {path.name for path in folder.iterdir()}
         allowed = f"new, empty, or of an earlier {of}"
         found = read_json(argument, folder / file) if file in names else None

@@ -211,8 +211,8 @@ def test_rows_are_kept_when_a_benchmark_is_interrupted(tmp_path, capsys, monkeyp
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(verify, "verify_mixer", lambda *_: pytest.fail("measured"))
-    assert run("operators", "--mixers", "fir", "--output", tmp_path / "file" / "inner") == 3
-    assert "Not a directory" in capsys.readouterr().err
+    assert run("operators", "--mixers", "fir", "--output", tmp_path / "file" / "inner") == 2
+    assert "--output must be a folder that can be written ('" in capsys.readouterr().err
 
 
 def test_no_speed_of_what_is_wrong(tmp_path, capsys, monkeypatch):
@@ -448,7 +448,8 @@ WRONG = {
     "function": ("function {tmp}/absent.py:f", "is not a file"),
     "no name": ("function {tmp}/absent.py", "target must be FILE.py:NAME, or FILE.py:NAME,NAME, got"),
     "size": ("function {tmp}/absent.py:f --sizes 0", "--sizes must be at least 1, got 0"),
-    "profile": ("operators --profile {tmp}/notes.txt", "--profile must be a folder, got"),
+    "profile": ("operators --profile {tmp}/notes.txt", "--profile must be a folder that can be written ('"),
+    "profile below a file": ("operators --profile {tmp}/notes.txt/a", "notes.txt': Not a directory), got"),
     "mixer": ("operators --mixers hynea", "mixer 'hynea' is unknown (did you mean 'hyena'?"),
     "length": ("operators --lengths 0", "lengths must be at least 1, got 0"),
     "no length": ("operators --lengths", "--lengths must be followed by a value"),

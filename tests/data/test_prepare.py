@@ -473,6 +473,20 @@ def test_wrong_files_are_one_line(tmp_path, name, data, message):
         made(str(tmp_path / name), tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_line_of_json_has_a_limit(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(documents, "MAX_DOCUMENT", 99)
+    line = json.dumps({"text": "a" * 87}).encode() + b"\n"
+    assert len(line) == 100
+    for output, data in (("out", line.replace(b"a", b"", 1)), ("other", line)):
+        (tmp_path / name).write_bytes(gzip.compress(2 * data) if name.endswith("gz") else 2 * data)
+        if output == "out":
+            made(str(tmp_path / name), tmp_path / output)
+            continue
+        with pytest.raises(UserError, match="byte 0 must be a line of at most 99 bytes, got 'a longer one'"):
+            made(str(tmp_path / name), tmp_path / output)
+
+
 @pytest.mark.grid
 def test_an_error_of_a_worker_is_that_of_the_command(lines, tmp_path):
     with Path(lines).open("a") as file:

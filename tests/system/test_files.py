@@ -3,13 +3,14 @@
 import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from hyena_jax.benchmark.settings import Function
 from hyena_jax.system import files
-from hyena_jax.system.errors import UserError
+from hyena_jax.system.errors import UserError, as_urls
 from hyena_jax.system.files import (
     locked,
     new_folder,
@@ -17,9 +18,12 @@ from hyena_jax.system.files import (
     parse_json,
     read_json,
     replacing,
+    require_can_hold_files,
     require_free,
     write_text,
 )
+from hyena_jax.training.options import StartOptions
+from hyena_jax.training.timing import check_profile
 
 
 def names(folder: Path) -> list[str]:
@@ -81,6 +85,27 @@ def test_results_that_are_not_of_an_earlier_benchmark_are_left_alone(tmp_path, t
         Function(target="a.py:f", output=tmp_path).check()
     (tmp_path / "results.json").write_text('{"benchmark": "function"}')
     Function(target="a.py:f", output=tmp_path).check()
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file", "nowhere", "proc"])
+def test_a_folder_that_cannot_hold_files_is_refused_before_it_is_needed(tmp_path, kind):
+    (tmp_path / "file").write_text("theirs")
+    (tmp_path / "link").symlink_to("nowhere")
+    path = tmp_path / {"file": "file", "below a file": "file/a/b", "nowhere": "link", "proc": "/proc/a"}[kind]
+    with pytest.raises(UserError, match=f"profile must be a folder that can be written .*got '{path}'"):
+        require_can_hold_files("profile", path)
+    with pytest.raises(UserError, match="profile must be a folder that can be written"):
+        check_profile(StartOptions(profile=path), tmp_path / "run")
+    require_can_hold_files("profile", tmp_path / "new" / "one")
+    assert names(tmp_path) == ["file", "link"]
+
+
+def test_a_long_message_takes_linear_time():
+    for text in ("x" * 10**6, "/hyena_jax_copy_a" * 10**5, "/tmp/hyena_jax_copy_a/gs;" * 10**5):
+        begun = time.monotonic()
+        assert as_urls(text) == text
+        assert time.monotonic() - begun < 5
+    assert as_urls("in '/tmp/hyena_jax_copy_a/gs:/b/run', not\n/x") == "in 'gs://b/run', not\n/x"
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
