@@ -43,7 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
         sys.stdout = None
         return code
-    except Exception as error:
+    except KeyboardInterrupt:
+        note("interrupted")
+        return 130
+    except BaseException as error:  # a plugin may also end the process
         is_of_xla = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
         if isinstance(error, MemoryError) or is_of_xla:
             is_disk = os.strerror(errno.ENOSPC) in str(error)  # as XLA says when it writes a trace
@@ -54,9 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             return fail(error, 3)
         raise
-    except KeyboardInterrupt:
-        note("interrupted")
-        return 130
 
 
 def _flush() -> None:

@@ -397,6 +397,22 @@ def functions(tmp_path):
     return path
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return object()", "TypeError: "),
+        ("raise SystemExit(0)", "SystemExit: 0 ("),
+        ("raise GeneratorExit", "GeneratorExit: ("),
+    ],
+)
+def test_a_mixer_that_gives_no_array_or_ends_the_process_is_one_line(plugin, capsys, body, said):
+    plugin.write_text(PLUGIN.replace("return jnp.cumsum", f"{body}\n        return jnp.cumsum"))
+    arguments = ["--mixers", "mean", "--lengths", 16, "--d-model", 8, "--plugin", plugin]
+    assert run("operators", *arguments, *QUICK) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"hyena-jax: error: your plugin failed: {said}")
+
+
 @pytest.mark.grid
 def test_functions_of_the_users(functions, tmp_path, capsys):
     folder, traces = tmp_path / "new", tmp_path / "traces"
@@ -436,6 +452,11 @@ def test_a_function_is_checked_before_it_is_timed(functions, capsys):
         ("def right(x, i): return 'text'", "your plugin failed: TypeError"),
         ("def make_inputs(size): return 'text', None", "must be a tuple of arrays of numbers, got 'str'"),
         ("def oracle(x, i): return x[:1]", "a result of oracle must be of the shape (4, 3), got (1, 3)"),
+        ("def oracle(x, i): return np.full(x.shape, object())", "error: oracle failed: TypeError"),
+        ("def oracle(x, i): return np.full(x.shape, 'a')", "error: oracle failed: UFuncTypeError"),
+        ("def oracle(x, i): raise SystemExit(0)", "error: oracle failed: SystemExit: 0 ("),
+        ("def make_inputs(size): raise GeneratorExit", "make_inputs(4) failed: GeneratorExit: ("),
+        ("def make_inputs(size): return (np.zeros(3, 'f4,f4'),)", "make_inputs(4) failed: TypeError"),
     ],
 )
 def test_functions_of_other_values_are_refused(functions, capsys, definition, said):

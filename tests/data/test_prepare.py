@@ -387,6 +387,14 @@ def test_an_index_whose_digest_is_no_text(lines, tmp_path, value):
         prepare.verify(str(tmp_path / "out"), 1, no_progress)
 
 
+def test_a_shard_whose_name_is_no_text_is_one_line(lines, tmp_path):
+    made(lines, tmp_path / "out", held_out=0.0, part_size=10**6)
+    path = tmp_path / "out" / "index.json"
+    path.write_text(path.read_text().replace("shard-00000", "\\ud800"))
+    with pytest.raises(UserError, match=r"index.json is not an index of shards: name is '\\ud800'"):
+        prepare.verify(str(tmp_path / "out"), 1, no_progress)
+
+
 def test_a_missing_shard_of_another_name(lines, tmp_path):
     made(lines, tmp_path / "out", held_out=0.0, part_size=10**6)
     path = tmp_path / "out" / "index.json"

@@ -1,6 +1,9 @@
 import sys
+from functools import partial
 
 import pytest
+from bucket_server import BUCKET, reached_at
+from google.resumable_media.common import DataCorruption
 
 from hyena_jax.data.objects import Objects
 from hyena_jax.system.errors import UserError
@@ -92,3 +95,35 @@ def test_what_must_not_replace_leaves_what_is_there(bucket, tmp_path, is_local):
     assert objects.read("a") == b"third"
     (found,) = objects.sizes()
     assert found == "a"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"{}", b"[]", b"null", b'{"name": 5}', b'{"items": [{}], "prefixes": [3]}']
+)
+def test_an_answer_that_is_not_of_cloud_storage_is_one_line(proxy, answer):
+    with reached_at(proxy.url):
+        opened = Bucket(Location(BUCKET, "run"))
+        opened.patience = 0.5
+        proxy.fault = lambda method, path: answer
+        uses = [opened.below, opened.level, partial(opened.stat, "x"), partial(opened.put, "x", b"a", ABSENT)]
+        for use in uses:
+            said = None
+            try:
+                found = use()
+            except OSError as error:
+                said = str(error)
+            assert found in ([], ([], [])) if said is None else "cannot be read or written: " in said
+            assert "\n" not in (said or "")
+        assert opened.get("x") == answer
+
+
+def test_a_download_with_a_wrong_checksum_is_one_line(opened, monkeypatch):
+    def download(*_, **__):
+        raise DataCorruption(None, "Checksum mismatch while downloading:\n\n  x\n")
+
+    opened.put("x", b"1")
+    monkeypatch.setattr("google.cloud.storage.Blob.download_as_bytes", download)
+    with pytest.raises(
+        OSError, match="/x cannot be read or written: Checksum mismatch while downloading: x;"
+    ):
+        opened.get("x")
