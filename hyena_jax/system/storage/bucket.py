@@ -138,7 +138,13 @@ class Bucket:
 
     def level(self) -> tuple[list[Found], list[str]]:
         """The objects directly here, and the names of what a file system would call the folders here."""
-        return self._listed("", "/")
+        found, folders = self._listed("", "/")
+        for name in (*(one.name for one in found), *folders):
+            if "/" in name or "\0" in name or name in ("", ".", ".."):  # it may become that of a file
+                raise UserError(
+                    f"{self.location} lists {name!r}, which is not the name of a file", self.argument
+                )
+        return found, folders
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes objects; those that are gone already do not matter."""

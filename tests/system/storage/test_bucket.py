@@ -1,3 +1,4 @@
+import json
 import sys
 from functools import partial
 
@@ -9,6 +10,7 @@ from hyena_jax.data.objects import Objects
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.storage.bucket import ABSENT, Bucket, Refused
 from hyena_jax.system.storage.location import Location
+from hyena_jax.system.storage.mirror import download
 
 
 @pytest.fixture
@@ -127,3 +129,14 @@ def test_a_download_with_a_wrong_checksum_is_one_line(opened, monkeypatch):
         OSError, match="/x cannot be read or written: Checksum mismatch while downloading: x;"
     ):
         opened.get("x")
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/../../../x", "..", ".", "a/b", "a\0b"])
+def test_names_that_lead_out_of_a_folder_are_refused(proxy, tmp_path, name):
+    about = {"size": "1", "generation": "1", "crc32c": "", "updated": "2024-01-01T00:00:00Z"}
+    with reached_at(proxy.url):
+        for listed in ({"items": [{"name": f"run/{name}", **about}]}, {"prefixes": [f"run/{name}/"]}):
+            proxy.fault = lambda method, path, listed=listed: json.dumps(listed).encode()
+            with pytest.raises(UserError, match="lists '.*', which is not the name of a file"):
+                download(Bucket(Location(BUCKET, "run")), tmp_path / "copies" / "copy")
+    assert list(tmp_path.iterdir()) == []
