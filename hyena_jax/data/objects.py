@@ -45,7 +45,7 @@ class Objects:
             }
         else:
             self.where = where
-            spec, context = {"driver": "file", "path": f"{os.path.abspath(where)}/"}, {}
+            spec, context = {"driver": "file", "path": os.path.join(os.path.abspath(where), "")}, {}
         with self._explained(""):
             self._store = ts.KvStore.open(spec, context=ts.Context(context)).result()
 

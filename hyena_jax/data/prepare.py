@@ -22,7 +22,9 @@ from hyena_jax.data.shard_index import BIN, DTYPES, ENCODING, ENDS, INDEX, Index
 from hyena_jax.data.tokenizers import BytesTokenizer, Tokenizer
 from hyena_jax.data.workers import Progress, share
 from hyena_jax.system.errors import UserError, require
-from hyena_jax.system.files import parse_json
+from hyena_jax.system.files import parse_json, require_can_hold_files
+from hyena_jax.system.storage.location import is_url
+from hyena_jax.system.storage.mirror import opened
 
 PLAN = "plan.json"
 KEYS = ("shards", "held_out")
@@ -106,6 +108,8 @@ def prepare(plan: ShardPlan, output: str, workers: int, progress: Progress) -> I
 
     `output` is a new folder or one of the same plan, or gs://BUCKET/NAME.
     """
+    if not is_url(output):
+        require_can_hold_files("output", opened(output, "output"))
     objects = Objects(output, "output")
     there = objects.sizes()
     text, must = json.dumps(plan.to_json()).encode(), "a new or empty folder, or one that this command began"

@@ -433,6 +433,16 @@ def test_texts_without_text_and_no_output_are_refused(tmp_path):
             run([*given, "--workers", "1"])
 
 
+@pytest.mark.parametrize("output", ["s3://bucket/x", "file/x", "nowhere"])
+def test_an_output_that_cannot_be_a_folder_is_wrong_input(lines, tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("nowhere").symlink_to("absent")
+    with pytest.raises(UserError, match="^output must be a folder (on this machine|that can be written)"):
+        made(lines, output)
+    assert sorted(os.listdir()) == ["docs.jsonl", "file", "nowhere"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

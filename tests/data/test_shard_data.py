@@ -328,6 +328,13 @@ def test_sources_that_are_not_there(sources, message):
         load(config(sources))
 
 
+def test_the_root_and_a_link_to_nothing_hold_no_index(tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    for source in ("/", str(tmp_path / "link")):
+        with pytest.raises(UserError, match="^sources .*index.json does not exist: write it with"):
+            load(config([source]))
+
+
 @pytest.mark.parametrize("name", ["index.json", "encoding.json"])
 @pytest.mark.parametrize(
     ("kind", "message"), [("pipe", "a file, not a pipe"), ("sparse", "a file of at most")]
