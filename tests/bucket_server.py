@@ -77,9 +77,9 @@ def reached_at(url: str) -> Iterator[None]:
         yield
 
 
-Fault = str | int | float | None
+Fault = str | int | float | bytes | None
 """What a proxy does with a request: passes it on, at once (None) or after seconds (a float); answers with a
-status (an int); or one of FAULTS."""
+status (an int), or with these bytes; or one of FAULTS."""
 FAULTS = ("drop", "lose", "silence")
 """Close the connection; pass the request on, but close before the answer; never answer."""
 
@@ -128,6 +128,9 @@ class _Handler(BaseHTTPRequestHandler):
             )
             message = {"code": fault, "message": f"answered {fault}", "errors": [{"reason": reason}]}
             self._answer(fault, {"Content-Type": "application/json"}, json.dumps({"error": message}).encode())
+            return
+        if isinstance(fault, bytes):
+            self._answer(200, {"Content-Type": "application/json"}, fault)
             return
         if isinstance(fault, float):
             time.sleep(fault)

@@ -11,6 +11,7 @@ import pytest
 from idx_files import write_pair
 
 from hyena_jax import cli
+from hyena_jax.cli.base import fail
 
 # Its tests share compiled programs.
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("cli")]
@@ -419,3 +420,15 @@ def test_help_is_quick_and_complete(arguments):
         for flag in ("--model.n-layers", "--data.path", "--optimizer.learning-rate", "--training.steps",
                      "--parallel.devices", "--[no-]logging.tensorboard", "--seed"):  # fmt: skip
             assert flag in done.stdout
+
+
+def test_of_a_long_error_both_ends_are_printed(capsys):
+    assert fail("must be \x1b" + "y" * 150_000 + " or less", 2) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(line) < 2000
+    assert line.startswith("hyena-jax: error: must be \\x1byyy")
+    assert "yyy ... (148," in line
+    assert "characters are left out) ... yyy" in line
+    assert line.endswith(" or less")
+    fail("a" * 1800, 2)
+    assert capsys.readouterr().err == f"hyena-jax: error: {'a' * 1800}\n"

@@ -314,6 +314,20 @@ def test_where_our_code_runs_too_only_errors_of_parts_of_the_user_are_theirs(err
         assert str(caught.value).startswith("your plugin failed: KeyError: ") == is_theirs
 
 
+@pytest.mark.parametrize("error", ["SystemExit(0)", "GeneratorExit()", "type('Own', (BaseException,), {})()"])
+def test_a_plugin_that_ends_the_process_while_it_is_used_has_failed(error, tmp_path, capsys, monkeypatch):
+    module = config.plugins.import_parts(str(plugin(tmp_path, f"def use(*_):\n    raise {error}")))
+    monkeypatch.setattr("hyena_jax.cli.commands.run", module.use)
+    assert cli.main(["train"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hyena-jax: error: your plugin failed: ")
+    assert line.endswith(".py:2)")
+    register("own", OwnConfig, Own)
+    raised = pytest.raises(UserError, match="^your plugin failed: ")
+    with raised, config.own_code("your plugin failed", experiment(OwnConfig())):
+        module.use()
+
+
 @pytest.mark.parametrize("inherited", [None, "1"])
 def test_libraries_are_quiet_before_a_plugin_imports_them(inherited, tmp_path, capsys, monkeypatch):
     """XLA reads the variable when it is loaded; without it, it warns of every program from the cache.

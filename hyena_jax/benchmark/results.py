@@ -4,7 +4,6 @@ import json
 import math
 import re
 import signal
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,6 @@ from rich.console import Console
 from hyena_jax.benchmark.settings import PLOT, RESULTS, Settings, flags
 from hyena_jax.sweeps.figure import COLOURS
 from hyena_jax.system.chips import MIB
-from hyena_jax.system.errors import require
 from hyena_jax.system.files import write_text
 from hyena_jax.system.machine import describe_machine, describe_versions
 from hyena_jax.system.output import Output
@@ -57,7 +55,6 @@ class Report:
     """Prints rows as they are measured, and keeps them in the output folder if there is one."""
 
     def __init__(self, settings: Settings, console: Console, command: Sequence[str]):
-        """Raises UserError or OSError, before anything is measured, if the folder cannot be written."""
         self.console = Output(quiet=True) if settings.json else console
         self.rows: list[Row] = []
         self.notes: list[str] = []
@@ -66,11 +63,7 @@ class Report:
         """Further entries of results.json."""
         self._settings, self._command = settings, command
         if settings.output is not None:
-            is_lost = settings.output.is_symlink() and not settings.output.exists()
-            require(not is_lost, "output", str(settings.output), "a folder, not a link to nothing")
-            places = (settings.output, *settings.output.absolute().parents)
-            with tempfile.TemporaryFile(dir=next(path for path in places if path.exists())):
-                pass
+            self._is_new = not (settings.output / RESULTS).exists()
 
     def add(self, row: Row, lines: Iterable[Cells]) -> None:
         lines = list(lines)
@@ -96,8 +89,9 @@ class Report:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / RESULTS, json.dumps(self._results(), indent=1) + "\n", self._is_new)
+        self._is_new = False
         (folder / PLOT).unlink(missing_ok=True)  # it shows an earlier benchmark
-        write_text(folder / RESULTS, json.dumps(self._results(), indent=1) + "\n")
         n = len(self.rows)
         if n and isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
             kept = f"{n} rows measured so far are" if n > 1 else "row measured so far is"

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from hyena_jax.config import MIXER_CONFIGS, Above, AtLeast, Experiment, encode
 from hyena_jax.config.flags import FLAT, PluginFlags, positional
 from hyena_jax.system.errors import choose, is_unicode, require
-from hyena_jax.system.files import require_own_folder
+from hyena_jax.system.files import require_can_hold_files, require_own_folder
 
 RESULTS, PLOT = "results.json", "plot.png"
 
@@ -45,9 +45,9 @@ class Common(Effort):
         for name, folder in (("output", self.output), ("profile", self.profile)):
             require(folder is None or is_unicode(folder), name, str(folder), "a path in UTF-8")
         if self.output is not None:
-            require_own_folder("output", self.output, "benchmark", RESULTS)
-        if self.profile is not None and self.profile.exists():
-            require(self.profile.is_dir(), "profile", str(self.profile), "a folder")
+            require_own_folder("output", self.output, "benchmark", RESULTS, "benchmark")
+        if self.profile is not None:
+            require_can_hold_files("profile", self.profile)
 
 
 @dataclass(frozen=True)

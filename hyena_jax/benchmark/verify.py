@@ -1,6 +1,7 @@
 """Checks before timing: every mixer and model is compared with its float64 oracle."""
 
 from dataclasses import fields, replace
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax import models
-from hyena_jax.config import MODEL_CONFIGS, LanguageModelConfig, MixerConfig, ModelConfig
+from hyena_jax.config import MODEL_CONFIGS, LanguageModelConfig, MixerConfig, ModelConfig, own_code
 from hyena_jax.data.examples import random_inputs
 from hyena_jax.mixers import mixer_class, mixer_oracle
 from hyena_jax.system.errors import UserError
@@ -89,7 +90,9 @@ def verify_decoding(name: str, config: LanguageModelConfig) -> None:
 
 
 def initial_params(module: nn.Module, inputs: jax.Array, seed: int) -> dict:
-    """Initial parameters of a mixer or a model; empty if it has none."""
+    """Initial parameters of a mixer or a model; empty if it has none. UserError if a plugin's part fails."""
+    with own_code("your plugin failed", module.config):  # also if its result is no array
+        jax.eval_shape(partial(module.init_with_output, jax.random.key(seed)), inputs, None, True)
     init = jax.jit(lambda key, inputs: module.init(key, inputs, None, True))
     return init(jax.random.key(seed), inputs).get("params", {})
 

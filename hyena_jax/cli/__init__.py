@@ -8,6 +8,7 @@ at SIGTERM or SIGHUP: the same command continues, as EX_TEMPFAIL of sysexits.h s
 with nothing to save.
 """
 
+import errno
 import io
 import os
 import sys
@@ -42,19 +43,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output closed it, as `head` does
         sys.stdout = None
         return code
-    except Exception as error:
+    except KeyboardInterrupt:
+        note("interrupted")
+        return 130
+    except BaseException as error:  # a plugin may also end the process
         is_of_xla = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
         if isinstance(error, MemoryError) or is_of_xla:
-            return fail(f"out of memory: {error}", 3)
+            is_disk = os.strerror(errno.ENOSPC) in str(error)  # as XLA says when it writes a trace
+            return fail(f"{'the disk is full' if is_disk else 'out of memory'}: {error}", 3)
         is_of_machine = isinstance(error, OSError) and not isinstance(error, OF_PATHS)
         if not is_of_machine and config.is_of_own_code(error):
             return fail(f"your plugin failed: {describe_fault(error)}", 2)
         if isinstance(error, OSError):
             return fail(error, 3)
         raise
-    except KeyboardInterrupt:
-        note("interrupted")
-        return 130
 
 
 def _flush() -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LINE_END = 600
+"""Characters of the end of a long error that are printed, and half of those of its beginning."""
 HELP = ("-h", "--help")
 PLUGINS = "HYENA_JAX_PLUGINS"
 
@@ -148,8 +150,12 @@ def say(text: str) -> None:
 
 
 def fail(reason: object, code: int) -> int:
-    """Prints an error on one line; returns the exit code."""
-    note(f"error: {' '.join(str(reason).split())}")
+    """Prints an error on one line, of a long one only both ends; returns the exit code."""
+    line = as_printed(" ".join(str(reason).split()))
+    n_left_out = len(line) - 3 * LINE_END
+    if n_left_out > 0:
+        line = f"{line[: 2 * LINE_END]} ... ({n_left_out:,} characters are left out) ... {line[-LINE_END:]}"
+    note(f"error: {line}")
     return code
 
 

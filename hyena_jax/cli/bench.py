@@ -14,6 +14,7 @@ from hyena_jax.cli.base import Command, OfConfig, fail, note, table_console
 from hyena_jax.config import AtLeast, AtMost
 from hyena_jax.config.flags import positional
 from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.files import require_free
 from hyena_jax.system.malloc import keep_freed_memory
 from hyena_jax.system.startup import import_jax, start_devices
 
@@ -161,8 +162,7 @@ class BenchCompare(Command):
             raise UserError(f"{unknown[0]!r} is neither a folder nor a commit; {allowed}")
         require(bool(self.bench.strip()), "bench", self.bench, "the benchmark that both commits run")
         if self.output is not None:
-            is_new = not self.output.exists() or (self.output.is_dir() and not any(self.output.iterdir()))
-            require(is_new, "output", str(self.output), "a new or an empty folder")
+            require_free("output", self.output)
             self.output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="hyena_jax_bench_") as scratch:
             folder = self.output or Path(scratch)

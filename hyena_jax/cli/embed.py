@@ -62,7 +62,7 @@ class Embed(OfRun):
         sizes, first, lines = embedding.sizes, 0, []
         require(sum(sizes) > 0, "path", str(self.path), "a file with at least one token")
         shape = sum(sizes), run.model.config.d_model
-        with replacing(self.output) as draft, open(draft, "wb") as file:
+        with replacing(self.output, is_new=True) as draft, open(draft, "wb") as file:
             # Not through a mapping: on a full disk that would kill the process.
             header = {"descr": "<f4", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
@@ -75,6 +75,6 @@ class Embed(OfRun):
                     lines.append(json.dumps(about, ensure_ascii=False) + "\n")
                     first += len(rows)
             file.flush()
-            write_text(index, "".join(lines))
+            write_text(index, "".join(lines), is_new=True)
         say(f"{len(records):,} records, {first:,} vectors of {shape[1]} numbers: {self.output}, {index}")
         return 0

@@ -69,7 +69,7 @@ class Evaluate(OfRun):
             values = run.evaluate(self.path, self.batch_size, progress=True)
         if self.output is not None:  # before anything is printed, which may fail
             about = {"workdir": as_urls(run.workdir), "step": run.step, **without_infinities(values)}
-            files.write_text(self.output, json.dumps(about, indent=2, default=str) + "\n")
+            files.write_text(self.output, json.dumps(about, indent=2, default=str) + "\n", is_new=True)
         console, title = Output(), Text(as_printed(f"{run.workdir}, step {run.step}"))
         if self.tasks:
             table = Table("task", "metric", "value", "error", title=title, box=None)

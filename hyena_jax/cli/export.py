@@ -60,7 +60,7 @@ class Export(OfRun):
         )
         run = load_run(self.workdir, self.step)
         export.write(output, run.params, config.encode(without_lora(run.experiment)), run.step)
-        files.write_text(card_file, _card(run, self.license))
+        files.write_text(card_file, _card(run, self.license), is_new=True)
         config_file = export.config_beside(output)
         say(f"step {run.step} written to {output}, its config to {config_file}, a model card to {card_file}")
         return 0

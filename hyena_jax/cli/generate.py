@@ -150,7 +150,7 @@ class Generate(OfRun):
                 "log_probs": [] if row is None else [round(float(p), 6) for p in row.log_probs],
             }
             lines.append(json.dumps(line, ensure_ascii=False))
-        files.write_text(self.output, "\n".join(lines) + "\n")
+        files.write_text(self.output, "\n".join(lines) + "\n", is_new=True)
 
 
 def _counted(chunks: "Iterator[Chunk]", advance: Callable[[int], None]) -> "Iterator[Chunk]":

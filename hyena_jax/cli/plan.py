@@ -48,7 +48,7 @@ class Plan(OfConfig):
         most = self.max_memory
         require(most is None or 0 < most <= memory_size() / GIB, "max_memory", most, enough)
         if self.output is not None:
-            require_own_folder("output", self.output, "plan", "plan.json")
+            require_own_folder("output", self.output, "plan", "plan.json", "plans")
 
     def run(self, arguments: Sequence[str]) -> int:
         from hyena_jax.plan import presentation

@@ -56,7 +56,7 @@ class Show(OfRun):
 
         text = page(content(self.workdir, self.step, self._example(), self.beside, note))
         path = self.output or self.workdir / "show.html"
-        files.write_text(path, text)
+        files.write_text(path, text, is_new=path == self.output)
         share(path)
         say(f"page: {path}   {len(text.encode()) / 1e6:.1f} MB, to be opened in a browser")
         return 0

@@ -156,7 +156,8 @@ def own_code(what: str, experiment: Any = None) -> Iterator[None]:
     """A block that runs the user's code: its errors become a UserError `{what}: {error} ({file}:{line})`.
 
     `experiment` is given where code of this package runs too. Then errors are the user's only if a part of it
-    is; an OSError is the machine's, unless the user's code gave a wrong path.
+    is; an OSError is the machine's, unless the user's code gave a wrong path; what is no Exception, such as
+    SystemExit, the user's where its code raised it.
     """
     try:
         yield
@@ -165,7 +166,8 @@ def own_code(what: str, experiment: Any = None) -> Iterator[None]:
     except BaseException as error:
         if experiment is not None:
             is_fault = isinstance(error, Exception) and not isinstance(error, OSError)
-            is_fault |= isinstance(error, OF_PATHS) and is_of_own_code(error)
+            is_odd = isinstance(error, OF_PATHS) or not isinstance(error, Exception)
+            is_fault |= is_odd and is_of_own_code(error)
             if not is_fault or not plugins_in(experiment):
                 raise
         raise UserError(f"{what}: {describe_fault(error)}") from error

@@ -27,6 +27,8 @@ PIECE = 2**16
 """Bytes of a long text that are encoded at a time."""
 SEARCHED = 2**20
 """Bytes after a place in which a better one to cut a text is looked for."""
+MAX_DOCUMENT = 2**29
+"""Bytes of a line of JSON: a small file that was compressed may hold any number."""
 TFDS_SPAN = 2**14
 """Examples of a span of TensorFlow Datasets, whose sizes are not known."""
 
@@ -172,8 +174,15 @@ def _of_json_lines(span: Span, field: str) -> Iterator[Document]:
         at = read = span.start
         is_compressed = span.path.endswith((".gz", ".zst"))
         try:
-            for line in _decompressed(span.path, file):
+            source = _decompressed(span.path, file)
+            for line in iter(lambda: source.readline(MAX_DOCUMENT + 1), b""):
                 place = f"{span.path}, {'uncompressed ' if is_compressed else ''}byte {at:,}"
+                require(
+                    len(line) <= MAX_DOCUMENT,
+                    place,
+                    "a longer one",
+                    f"a line of at most {MAX_DOCUMENT:,} bytes",
+                )
                 at += len(line)
                 now = file.tell() if is_compressed else at
                 if line.strip():

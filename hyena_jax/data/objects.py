@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyena_jax.system.errors import UserError
+from hyena_jax.system.files import MAX_JSON, read_bytes
 from hyena_jax.system.storage.bucket import RETRIES, Bucket
 from hyena_jax.system.storage.location import Location, is_url
 
 if TYPE_CHECKING:
     import tensorstore as ts
 
+DRAFT = ".__lock"
+"""How the name ends under which TensorStore writes a file before it is whole."""
 IN_FLIGHT = 256
 """Most ranges that are read from a bucket at the same time: a range takes tens of milliseconds to arrive."""
 
@@ -42,15 +45,18 @@ class Objects:
             }
         else:
             self.where = where
-            spec, context = {"driver": "file", "path": f"{os.path.abspath(where)}/"}, {}
+            spec, context = {"driver": "file", "path": os.path.join(os.path.abspath(where), "")}, {}
         with self._explained(""):
             self._store = ts.KvStore.open(spec, context=ts.Context(context)).result()
 
     def __truediv__(self, name: str) -> str:
         return f"{self.where.rstrip('/')}/{name}"
 
-    def read(self, name: str) -> bytes | None:
-        """The content of an object; None if there is none."""
+    def read(self, name: str, most: int = MAX_JSON) -> bytes | None:
+        """The content of an object; None if there is none. UserError if a file has more bytes, or is none."""
+        if not is_url(self.where):  # TensorStore would wait for the writer of a pipe
+            path = Path(self.where, name)
+            return read_bytes(self.argument, path, most) if os.path.lexists(path) else None
         with self._explained(name):
             found = self._store.read(name).result()
         return None if found.state == "missing" else found.value
@@ -78,10 +84,16 @@ class Objects:
             raise UserError(f"{self / name} does not exist", self.argument)
         return found.value
 
-    def write(self, name: str, data: bytes) -> None:
-        """Writes an object whole; it replaces an earlier one."""
+    def write(self, name: str, data: bytes, replace: bool = True) -> None:
+        """Writes an object whole; it replaces an earlier one, or without `replace` changes nothing there."""
         with self._explained(name):
-            self._store.write(name, data).result()
+            generation = None
+            if not replace:
+                there = self._store.read(name).result() if self.read(name) is None else None
+                if there is None or there.state != "missing":
+                    return
+                generation = there.stamp.generation
+            self._store.write(name, data, if_equal=generation).result()
 
     def sizes(self) -> dict[str, int]:
         """The size of every object in bytes, by name, of a folder only those directly in it."""
@@ -89,7 +101,8 @@ class Objects:
             return {found.name: found.size for found in self._bucket.below()}
         try:
             with os.scandir(self.where) as entries:
-                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+                files = [one for one in entries if one.is_file() and not one.name.endswith(DRAFT)]
+                return {one.name: one.stat().st_size for one in files}
         except FileNotFoundError:
             return {}
         except OSError as error:

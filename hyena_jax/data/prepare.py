@@ -8,19 +8,23 @@ written here, and index.json, see `shard_index.py`, that all of it is.
 import dataclasses
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hyena_jax.data.documents import Document, Span, parts_of, read_documents, spans_of
+from hyena_jax.data.documents import TFDS, Document, Span, parts_of, read_documents, spans_of
 from hyena_jax.data.objects import Objects
 from hyena_jax.data.shard_index import BIN, DTYPES, ENCODING, ENDS, INDEX, Index, Shard, digest_of, read_index
 from hyena_jax.data.tokenizers import BytesTokenizer, Tokenizer
 from hyena_jax.data.workers import Progress, share
 from hyena_jax.system.errors import UserError, require
-from hyena_jax.system.files import parse_json
+from hyena_jax.system.files import parse_json, require_can_hold_files
+from hyena_jax.system.storage.location import is_url
+from hyena_jax.system.storage.mirror import opened
 
 PLAN = "plan.json"
 KEYS = ("shards", "held_out")
@@ -40,6 +44,8 @@ class ShardPlan:
     field: str
     tfds_dir: str | None
     parts: tuple[tuple[Span, ...], ...]
+    times: tuple[int, ...]
+    """When the files of the input were changed last, in nanoseconds."""
 
     @property
     def dtype(self) -> str:
@@ -52,9 +58,11 @@ class ShardPlan:
         return sum(map(size_of, self.parts))
 
     def to_json(self) -> dict[str, Any]:
-        names = ("eos", "held_out", "field")
-        settings = {name: getattr(self, name) for name in names}
-        return {"tokenizer_sha256": digest_of(self.tokenizer), **settings, "parts": self.parts}
+        names = ("eos", "held_out", "field", "parts", "times")
+        return {
+            "tokenizer_sha256": digest_of(self.tokenizer),
+            **{name: getattr(self, name) for name in names},
+        }
 
 
 def size_of(part: Sequence[Span]) -> int:
@@ -90,7 +98,9 @@ def make_plan(
     require(0 <= held_out <= 0.5, "held_out", held_out, "in [0, 0.5]")
     parts = parts_of(spans_of(inputs, part_size, tfds_dir, manual_dir), part_size)
     require(parts != [], "INPUT", list(inputs), "files with some text")
-    return ShardPlan(tokenizer, eos, held_out, field, tfds_dir, tuple(map(tuple, parts)))
+    files = dict.fromkeys(span.path for part in parts for span in part if not span.path.startswith(TFDS))
+    times = tuple(os.stat(file).st_mtime_ns for file in files)
+    return ShardPlan(tokenizer, eos, held_out, field, tfds_dir, tuple(map(tuple, parts)), times)
 
 
 def prepare(plan: ShardPlan, output: str, workers: int, progress: Progress) -> Index:
@@ -98,14 +108,14 @@ def prepare(plan: ShardPlan, output: str, workers: int, progress: Progress) -> I
 
     `output` is a new folder or one of the same plan, or gs://BUCKET/NAME.
     """
+    if not is_url(output):
+        require_can_hold_files("output", opened(output, "output"))
     objects = Objects(output, "output")
     there = objects.sizes()
-    text = json.dumps(plan.to_json()).encode()
-    if PLAN in there:
-        _require_same(output, objects.read(PLAN), text)
-    else:
-        require(not there, "output", output, "a new or empty folder, or one that this command began")
-        objects.write(PLAN, text)
+    text, must = json.dumps(plan.to_json()).encode(), "a new or empty folder, or one that this command began"
+    require(PLAN in there or not there, "output", output, must)
+    objects.write(PLAN, text, replace=False)  # another process may begin at this moment
+    _require_same(output, objects.read(PLAN), text)
     objects.write(ENCODING, json.dumps(plan.tokenizer.to_json()).encode())
     todo = [i for i in range(len(plan.parts)) if _part_name(i) not in there]
     progress(sum(size_of(part) for i, part in enumerate(plan.parts) if _part_name(i) in there), 0)
@@ -116,6 +126,15 @@ def prepare(plan: ShardPlan, output: str, workers: int, progress: Progress) -> I
     shards = {key: tuple(part[key] for part in parts if part[key] is not None) for key in KEYS}
     tokenizer = plan.tokenizer
     index = Index(plan.dtype, tokenizer.vocab_size, plan.eos, digest_of(tokenizer), **shards)
+    sizes, before = objects.sizes(), objects.read(INDEX)
+    for shard in index.shards + index.held_out:
+        n_bytes = shard.tokens * DTYPES[index.dtype].itemsize
+        for suffix, size in ((BIN, n_bytes), (ENDS, shard.documents * 8)):
+            found = sizes.get(shard.name + suffix, "no")
+            if found != size:
+                raise _damaged(objects, shard, suffix, f"has {found} bytes, but should have {size}")
+    if before is not None and read_index(objects / INDEX, before, "output") != index:
+        raise UserError(f"{objects / INDEX} differs from the part-*.json beside it: remove what was changed")
     objects.write(INDEX, index.to_json())
     return index
 
@@ -137,9 +156,13 @@ def _require_same(output: str, theirs: bytes | None, ours: bytes) -> None:
         return
     try:
         before, now = dict(parse_json(theirs or b"")), json.loads(ours)
+        before.setdefault("times", now["times"])  # which the file has not always held
     except (ValueError, TypeError) as error:
         raise UserError(f"output {output!r} has a damaged {PLAN}: {error}; remove the folder") from error
-    names = ["inputs or their sizes" if n == "parts" else n for n in now if before.get(n) != now[n]]
+    if before == now:
+        return
+    called = {"parts": "inputs or their sizes", "times": "the times at which inputs were changed"}
+    names = [called.get(name, name) for name in now if before.get(name) != now[name]]
     raise UserError(
         f"output {output!r} holds shards of other settings: {', '.join(names)}; give a new folder"
     )
@@ -252,19 +275,23 @@ def verify(output: str, workers: int, progress: Progress) -> Index:
     return index
 
 
+def _damaged(objects: Objects, shard: Shard, suffix: str, how: str) -> UserError:
+    number = shard.name.rpartition("-")[2]
+    again = f": remove part-{number}.json beside it and prepare again" if number.isdecimal() else ""
+    return UserError(f"{objects / (shard.name + suffix)} {how}{again}")
+
+
 def verify_shard(index: Index, output: str, number: int, progress: Progress) -> None:
     """Raises UserError unless a shard is as its index says."""
     objects = Objects(output, "output")
     shard = (index.shards + index.held_out)[number]
     dtype = DTYPES[index.dtype]
     for suffix, sha256 in ((BIN, shard.sha256), (ENDS, shard.ends_sha256)):
-        data, what = objects.read(shard.name + suffix), objects / (shard.name + suffix)
+        data, what = objects.read(shard.name + suffix, sys.maxsize), objects / (shard.name + suffix)
         found = None if data is None else hashlib.sha256(data).hexdigest()
         if found != sha256:
             found = "is missing" if data is None else f"has the SHA-256 {found[:12]} and {len(data):,} bytes"
-            number = shard.name.rpartition("-")[2]
-            again = f": remove part-{number}.json beside it and prepare again" if number.isdecimal() else ""
-            raise UserError(f"{what} {found}, but its index says {sha256[:12]}{again}")
+            raise _damaged(objects, shard, suffix, f"{found}, but its index says {sha256[:12]}")
         if suffix == BIN:
             tokens = np.frombuffer(data, dtype)
             agrees = (len(tokens), int(tokens.max())) == (shard.tokens, shard.largest)

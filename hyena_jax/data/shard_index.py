@@ -16,7 +16,7 @@ import numpy as np
 
 from hyena_jax.config.models import MAX_SYMBOLS
 from hyena_jax.data.tokenizers import Tokenizer
-from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.errors import UserError, is_unicode, require
 from hyena_jax.system.files import parse_json
 
 INDEX, ENCODING = "index.json", "encoding.json"
@@ -49,7 +49,8 @@ class Shard:
         for name, value in found.items():
             if type(value) is not kinds.get(name, int) or (name not in kinds and value < 0):
                 raise ValueError(f"{name} is {value!r:.80}")
-        if not found["name"] or "/" in found["name"] or found["tokens"] == 0:
+        is_name = found["name"] and "/" not in found["name"] and is_unicode(found["name"])
+        if not is_name or found["tokens"] == 0:
             raise ValueError(f"name is {found['name']!r:.80}, tokens is {found['tokens']}")
         return cls(**found)
 

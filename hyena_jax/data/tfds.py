@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from hyena_jax.data.tokenizers import silent_stderr
 from hyena_jax.system.errors import UserError, require
@@ -20,12 +21,24 @@ if TYPE_CHECKING:
 def open_builder(name: str, tfds_dir: str | None, bundled: str) -> "tfds.core.DatasetBuilder":
     """The data set `name`, prepared or not, as ArrayRecord files in `tfds_dir`.
 
-    `bundled` is the name that needs no download, for the error of an unknown name.
+    `bundled` is the name that needs no download, for the error of an unknown name. A folder may be a
+    stranger's: of the classes that its features.json names, only those of TensorFlow Datasets are imported.
     """
     import tensorflow_datasets as tfds
 
+    class_of = tfds.features.FeatureConnector.cls_from_name
+
+    def known(class_name: str) -> type:
+        must = "a class of tensorflow_datasets, since no other code is imported for a data set"
+        at = f"a pythonClassName in the features.json of {name!r}"
+        require(class_name.startswith("tensorflow_datasets."), at, class_name, must)
+        return class_of(class_name)
+
     try:
-        return tfds.builder(name, data_dir=tfds_dir, file_format="array_record")
+        with mock.patch.object(tfds.features.FeatureConnector, "cls_from_name", known):
+            return tfds.builder(name, data_dir=tfds_dir, file_format="array_record")
+    except UserError:
+        raise
     except Exception as error:  # TFDS raises many kinds: name, version, file format, other hubs out of reach
         # Without community data sets, whose list is read from the network.
         names = set(tfds.list_builders(with_community_datasets=False))

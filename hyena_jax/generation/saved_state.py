@@ -43,13 +43,13 @@ def origin(model_config: ModelConfig, params: optax.Params) -> str:
 
 
 def save_state(path: Path, prefilled: Prefilled, origin: str) -> None:
-    """Writes the state and the tokens read, atomically; equal ones give equal files."""
+    """Writes the state and the tokens read, to a new file, atomically; equal ones give equal files."""
     room, rows = prefilled.room, prefilled.read
     context = None if room is None else room + max(map(len, rows))
     about = {"format": FORMAT, "origin": origin, "rows": len(rows), "context": context}
     arrays = named_leaves(jax.device_get(prefilled._replace(room=None)))
     about["sha256"] = _digest(about, arrays)
-    with files.replacing(path) as draft:
+    with files.replacing(path, is_new=True) as draft:
         files.write_safetensors(draft, arrays, {"saved_state": json.dumps(about)})
 
 

@@ -82,9 +82,9 @@ def evaluate(
             log_samples=False,
             bootstrap_iters=1000,
         )
-    except (UserError, MemoryError):
+    except (UserError, MemoryError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # a task is YAML, templates and functions, which raise anything
+    except BaseException as error:  # a task is YAML, templates and functions, which raise anything
         is_machines = isinstance(error, OSError) and not isinstance(error, OF_PATHS)
         if is_machines or (isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)):
             raise

@@ -134,9 +134,9 @@ def compare(
     groups, rows = ([*column] for column in zip(*found, strict=True))
     if path is not None:
         figure.draw_curves(path, groups, metric, x)
-        files.write_text(path.with_suffix(".csv"), comma_separated(rows))
+        files.write_text(path.with_suffix(".csv"), comma_separated(rows), is_new=True)
         lines = markdown(metric, [*rows[0].cells], [(row.label, [*row.cells.values()]) for row in rows])
-        files.write_text(path.with_suffix(".md"), "\n".join(lines) + "\n")
+        files.write_text(path.with_suffix(".md"), "\n".join(lines) + "\n", is_new=True)
     return rows
 
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from hyena_jax.sweeps.sweep import Outcome
 
 
+MOST = 1e9
+"""Seconds, more than any sweep takes."""
+
+
 class SweepProgress(Bar):
     """A bar over all runs with the time left; without a terminal, only the line of each run."""
 
@@ -77,7 +81,7 @@ class SweepProgress(Bar):
         for name, part in self._parts.items():  # each goes to the worker that is free first
             planned = self._planned[name]
             free_at[free_at.index(min(free_at))] += (usual if planned is None else planned) * (1 - part)
-        return str(timedelta(seconds=round(pace * max(free_at))))
+        return str(timedelta(seconds=round(min(pace * max(free_at), MOST))))
 
     def _show_runs(self) -> None:
         done, left = self._n_ended + sum(self._parts.values()), self._planned_left()

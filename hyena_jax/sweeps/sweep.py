@@ -34,7 +34,7 @@ from hyena_jax.sweeps.pool import (
     Request,
     ThisMachine,
 )
-from hyena_jax.sweeps.progress import SweepProgress
+from hyena_jax.sweeps.progress import MOST, SweepProgress
 from hyena_jax.system import files
 from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.files import LOCK, SWEEP, locked, read_json
@@ -234,7 +234,8 @@ def _continued(run: Outcome, kept: Mapping[str, Any]) -> Outcome:
     kept = {"init_from": None, **kept}  # which the file has not always held
     ended = {name: kept[name] for name in KEPT}
     for name, kind in KEPT.items():
-        if not isinstance(ended[name], kind):
+        is_known = not isinstance(ended[name], int | float) or 0 <= ended[name] <= MOST  # nor NaN
+        if not isinstance(ended[name], kind) or not is_known:
             raise TypeError(f"{name} of {workdir.name} is {ended[name]!r}")
     allowed = f"{ended['init_from']!r}, as when {workdir.name} was first planned"
     require(run.init_from == ended["init_from"], "init_from", run.init_from, allowed)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-COPY = re.compile(r"[^\s'\"]*/hyena_jax_copy_\w+/gs:/")
+COPY = re.compile(r"(?<![^\s'\"])[^\s'\"]*/hyena_jax_copy_\w+/gs:/")
 """How the path of a local copy of a folder in a bucket begins: see `storage/location.py`."""
 
 

@@ -35,15 +35,17 @@ HOLES_FROM, LEAST_DATA = 2**26, 1 / 16
 """A file of at least HOLES_FROM bytes is refused if less than LEAST_DATA of it was ever written."""
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8; a failure leaves `path` as it was."""
-    with replacing(path) as draft:
+def write_text(path: Path, text: str, is_new: bool = False) -> None:
+    """Writes UTF-8, as `replacing` does; a failure leaves `path` as it was."""
+    with replacing(path, is_new) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, is_new: bool = False) -> Iterator[Path]:
     """An empty draft next to `path` for the caller to write; it replaces `path` once it is on the disk.
+
+    With `is_new`, UserError if there is something by then, which stays as it is.
 
     A failure leaves `path` as it was. The file's mode is that of new files, even if its writer changed it. A
     link is replaced, not its target: nothing outside a folder is written through links in it.
@@ -56,6 +58,13 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.chmod(mode)
         with draft.open("rb") as file:
             os.fsync(file.fileno())
+        try:
+            if is_new:
+                path.touch(exist_ok=False)
+        except FileExistsError as error:
+            raise UserError(
+                f"{str(path)!r} was made by somebody else meanwhile, and is left alone"
+            ) from error
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)  # on a full disk even a draft takes space
@@ -141,13 +150,28 @@ def require_free(argument: str, folder: Path) -> None:
     require(can_write, argument, str(folder), f"in a folder that can be written, but {str(parent)!r} is none")
 
 
-def require_own_folder(argument: str, folder: Path, of: str, file: str) -> None:
-    """Refuses a folder with files, unless `file` is among them: then they are those of an earlier `of`."""
+def require_can_hold_files(argument: str, folder: Path) -> None:
+    """Refuses a path at which there is no folder that can be written, and none can be made."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        must = f"a folder that can be written ({str(place)!r}: {error.strerror})"
+        require(False, argument, str(folder), must)
+
+
+def require_own_folder(argument: str, folder: Path, of: str, file: str, key: str) -> None:
+    """Refuses a folder with files, unless they are an earlier `of`'s: `file` is a JSON object with `key`."""
+    require_can_hold_files(argument, folder)
     if folder.exists():
-        require(folder.is_dir(), argument, str(folder), "a folder")
         names = {path.name for path in folder.iterdir()}
         allowed = f"new, empty, or of an earlier {of}"
-        require(not names or file in names, argument, str(folder), allowed)
+        found = read_json(argument, folder / file) if file in names else None
+        is_own = isinstance(found, dict) and key in found
+        require(not names or is_own, argument, str(folder), allowed)
 
 
 def require_new_file(argument: str, path: Path) -> None:

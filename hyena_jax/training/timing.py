@@ -13,8 +13,9 @@ from hyena_jax import models
 from hyena_jax.config import Experiment, ModelConfig
 from hyena_jax.ops.counts import Work, count
 from hyena_jax.ops.forms import Layout
-from hyena_jax.parallel.processes import is_first
+from hyena_jax.parallel.processes import is_first, on_first
 from hyena_jax.system.errors import require
+from hyena_jax.system.files import require_can_hold_files
 from hyena_jax.training.folder import leads_outside
 from hyena_jax.training.options import StartOptions
 from hyena_jax.training.step import init_params
@@ -96,7 +97,8 @@ class Clock:
 def check_profile(options: StartOptions, workdir: Path) -> None:
     """Raises UserError unless traces can be written where the options name it."""
     folder = options.profile
-    require(folder is None or not folder.is_file(), "profile", str(folder), "a folder, not a file")
+    if folder is not None:
+        on_first(lambda: require_can_hold_files("profile", folder))
     for name in ("profile_at", "profile_every"):
         value = getattr(options, name)
         require(folder is not None or not value, name, value, "absent without profile")

@@ -3,18 +3,17 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from hyena_jax.config import Experiment, TensorBoardConfig, TrackerConfig
+from hyena_jax.config import Experiment, TensorBoardConfig, TrackerConfig, own_code
 from hyena_jax.system.errors import UserError, describe_fault, require
 from hyena_jax.system.files import EVENTS
 
 FLUSH_EVERY = 30.0
 """Seconds after which a row also flushes the event file."""
-FAULTS = (Exception, SystemExit)
-"""What a tracker may raise: some services' code ends its process."""
 
 
 class Start(NamedTuple):
@@ -73,7 +72,9 @@ class Trackers(Tracker):
                 what = f"what tracker {part.name!r} makes"
                 require(isinstance(tracker, Tracker), what, tracker, "a hyena_jax.training.trackers.Tracker")
                 self._open[part.name] = tracker
-            except FAULTS as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 is_machines = isinstance(error, OSError) and part.plugin is None
                 fault = f"tracker {part.name!r} cannot start: {describe_fault(error)}"
                 if start.first_step > 1 and not is_machines:
@@ -99,24 +100,26 @@ class Trackers(Tracker):
     def close(self, failed: bool) -> None:
         while self._open:
             name, tracker = self._open.popitem()
-            try:
-                tracker.close(failed)
-            except FAULTS as error:
-                self._say(name, error)
+            self._call(name, partial(tracker.close, failed))
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._open.items()):
-            try:
-                call(tracker)
-            except FAULTS as error:
+            if not self._call(name, partial(call, tracker)):
                 del self._open[name]
-                self._say(name, error)
-                with suppress(*FAULTS):
+                with suppress(UserError), own_code(name):
                     tracker.close(failed=True)
 
-    def _say(self, name: str, error: BaseException) -> None:
-        fault = f"tracker {name!r} failed: {describe_fault(error)}"
-        self._report(f"{fault}; the run continues without it, and metrics.jsonl has all rows")
+    def _call(self, name: str, call: Callable[[], None]) -> bool:
+        """Whether the call of a tracker's code succeeds; whatever it raises, only a line says so."""
+        try:
+            call()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # some services' code ends its process
+            fault = f"tracker {name!r} failed: {describe_fault(error)}"
+            self._report(f"{fault}; the run continues without it, and metrics.jsonl has all rows")
+            return False
+        return True
 
 
 class EventFile(Tracker):

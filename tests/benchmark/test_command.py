@@ -211,8 +211,8 @@ def test_rows_are_kept_when_a_benchmark_is_interrupted(tmp_path, capsys, monkeyp
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(verify, "verify_mixer", lambda *_: pytest.fail("measured"))
-    assert run("operators", "--mixers", "fir", "--output", tmp_path / "file" / "inner") == 3
-    assert "Not a directory" in capsys.readouterr().err
+    assert run("operators", "--mixers", "fir", "--output", tmp_path / "file" / "inner") == 2
+    assert "--output must be a folder that can be written ('" in capsys.readouterr().err
 
 
 def test_no_speed_of_what_is_wrong(tmp_path, capsys, monkeypatch):
@@ -397,6 +397,22 @@ def functions(tmp_path):
     return path
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return object()", "TypeError: "),
+        ("raise SystemExit(0)", "SystemExit: 0 ("),
+        ("raise GeneratorExit", "GeneratorExit: ("),
+    ],
+)
+def test_a_mixer_that_gives_no_array_or_ends_the_process_is_one_line(plugin, capsys, body, said):
+    plugin.write_text(PLUGIN.replace("return jnp.cumsum", f"{body}\n        return jnp.cumsum"))
+    arguments = ["--mixers", "mean", "--lengths", 16, "--d-model", 8, "--plugin", plugin]
+    assert run("operators", *arguments, *QUICK) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"hyena-jax: error: your plugin failed: {said}")
+
+
 @pytest.mark.grid
 def test_functions_of_the_users(functions, tmp_path, capsys):
     folder, traces = tmp_path / "new", tmp_path / "traces"
@@ -436,6 +452,11 @@ def test_a_function_is_checked_before_it_is_timed(functions, capsys):
         ("def right(x, i): return 'text'", "your plugin failed: TypeError"),
         ("def make_inputs(size): return 'text', None", "must be a tuple of arrays of numbers, got 'str'"),
         ("def oracle(x, i): return x[:1]", "a result of oracle must be of the shape (4, 3), got (1, 3)"),
+        ("def oracle(x, i): return np.full(x.shape, object())", "error: oracle failed: TypeError"),
+        ("def oracle(x, i): return np.full(x.shape, 'a')", "error: oracle failed: UFuncTypeError"),
+        ("def oracle(x, i): raise SystemExit(0)", "error: oracle failed: SystemExit: 0 ("),
+        ("def make_inputs(size): raise GeneratorExit", "make_inputs(4) failed: GeneratorExit: ("),
+        ("def make_inputs(size): return (np.zeros(3, 'f4,f4'),)", "make_inputs(4) failed: TypeError"),
     ],
 )
 def test_functions_of_other_values_are_refused(functions, capsys, definition, said):
@@ -448,7 +469,8 @@ WRONG = {
     "function": ("function {tmp}/absent.py:f", "is not a file"),
     "no name": ("function {tmp}/absent.py", "target must be FILE.py:NAME, or FILE.py:NAME,NAME, got"),
     "size": ("function {tmp}/absent.py:f --sizes 0", "--sizes must be at least 1, got 0"),
-    "profile": ("operators --profile {tmp}/notes.txt", "--profile must be a folder, got"),
+    "profile": ("operators --profile {tmp}/notes.txt", "--profile must be a folder that can be written ('"),
+    "profile below a file": ("operators --profile {tmp}/notes.txt/a", "notes.txt': Not a directory), got"),
     "mixer": ("operators --mixers hynea", "mixer 'hynea' is unknown (did you mean 'hyena'?"),
     "length": ("operators --lengths 0", "lengths must be at least 1, got 0"),
     "no length": ("operators --lengths", "--lengths must be followed by a value"),

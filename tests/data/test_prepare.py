@@ -17,6 +17,7 @@ import pytest
 
 from hyena_jax.cli.commands import run
 from hyena_jax.data import documents, prepare
+from hyena_jax.data.objects import Objects
 from hyena_jax.data.shard_index import read_index
 from hyena_jax.data.tokenizers import BpeTokenizer, BytesTokenizer
 from hyena_jax.system.errors import UserError
@@ -318,6 +319,63 @@ def test_verify_finds_what_was_changed(lines, tmp_path, capsys):
     prepare.verify(str(tmp_path / "out"), 1, no_progress)
 
 
+@pytest.mark.parametrize("suffix", [".bin", ".ends"])
+def test_the_same_command_notices_a_shard_that_is_gone_or_empty(lines, tmp_path, suffix):
+    made(lines, tmp_path / "out")
+    path = tmp_path / "out" / f"shard-00001{suffix}"
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=f"{suffix} has 0 bytes, but should have .* remove part-00001.json"):
+        made(lines, tmp_path / "out")
+    path.unlink()
+    with pytest.raises(UserError, match=f"{suffix} has no bytes, but should have .* remove part-00001.json"):
+        made(lines, tmp_path / "out")
+    (tmp_path / "out" / "part-00001.json").unlink()
+    made(lines, tmp_path / "out")
+    prepare.verify(str(tmp_path / "out"), 1, no_progress)
+
+
+def test_the_same_command_notices_a_description_that_was_edited(lines, tmp_path):
+    made(lines, tmp_path / "out")
+    path, before = tmp_path / "out" / "part-00001.json", content(tmp_path / "out")
+    path.write_text(re.sub('"text_bytes": [0-9]+', '"text_bytes": 1', path.read_text()))
+    with pytest.raises(UserError, match=r"index.json differs from the part-\*.json beside it: remove"):
+        made(lines, tmp_path / "out")
+    path.unlink()
+    made(lines, tmp_path / "out")
+    assert content(tmp_path / "out") == before
+
+
+def test_an_input_that_was_changed_in_place_is_another_input(lines, tmp_path):
+    made(lines, tmp_path / "out")
+    before = content(tmp_path / "out")
+    status = os.stat(lines)
+    os.utime(lines, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(
+        UserError, match="other settings: the times at which inputs were changed; give a new folder"
+    ):
+        made(lines, tmp_path / "out")
+    assert content(tmp_path / "out") == before
+    plan = tmp_path / "out" / "plan.json"  # as an earlier version wrote it
+    plan.write_text(json.dumps({k: v for k, v in json.loads(plan.read_text()).items() if k != "times"}))
+    made(lines, tmp_path / "out")
+
+
+def test_of_two_commands_that_begin_at_the_same_moment_one_is_refused(lines, tmp_path, monkeypatch):
+    sizes = Objects.sizes
+
+    def meanwhile(objects):
+        monkeypatch.setattr(Objects, "sizes", sizes)
+        found = objects.sizes()
+        made(lines, tmp_path / "out", eos=1)
+        return found
+
+    monkeypatch.setattr(Objects, "sizes", meanwhile)
+    with pytest.raises(UserError, match="holds shards of other settings: eos; give a new folder"):
+        made(lines, tmp_path / "out", eos=2)
+    assert prepare.verify(str(tmp_path / "out"), 1, no_progress).eos == 1
+    made(lines, tmp_path / "out", eos=1)
+
+
 @pytest.mark.parametrize("value", [["x"], 5, None])
 def test_an_index_whose_digest_is_no_text(lines, tmp_path, value):
     made(lines, tmp_path / "out")
@@ -326,6 +384,14 @@ def test_an_index_whose_digest_is_no_text(lines, tmp_path, value):
     with pytest.raises(
         UserError, match="index.json is not an index of shards: tokenizer_sha256 must be a SHA"
     ):
+        prepare.verify(str(tmp_path / "out"), 1, no_progress)
+
+
+def test_a_shard_whose_name_is_no_text_is_one_line(lines, tmp_path):
+    made(lines, tmp_path / "out", held_out=0.0, part_size=10**6)
+    path = tmp_path / "out" / "index.json"
+    path.write_text(path.read_text().replace("shard-00000", "\\ud800"))
+    with pytest.raises(UserError, match=r"index.json is not an index of shards: name is '\\ud800'"):
         prepare.verify(str(tmp_path / "out"), 1, no_progress)
 
 
@@ -365,6 +431,16 @@ def test_texts_without_text_and_no_output_are_refused(tmp_path):
         given = ["prepare", str(tmp_path / "empty.jsonl"), "--tokenizer", "bytes", "--output", output]
         with pytest.raises(UserError, match=message):
             run([*given, "--workers", "1"])
+
+
+@pytest.mark.parametrize("output", ["s3://bucket/x", "file/x", "nowhere"])
+def test_an_output_that_cannot_be_a_folder_is_wrong_input(lines, tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("nowhere").symlink_to("absent")
+    with pytest.raises(UserError, match="^output must be a folder (on this machine|that can be written)"):
+        made(lines, output)
+    assert sorted(os.listdir()) == ["docs.jsonl", "file", "nowhere"]
 
 
 @pytest.mark.parametrize(
@@ -415,6 +491,20 @@ def test_wrong_files_are_one_line(tmp_path, name, data, message):
         made(str(tmp_path / name), tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_line_of_json_has_a_limit(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(documents, "MAX_DOCUMENT", 99)
+    line = json.dumps({"text": "a" * 87}).encode() + b"\n"
+    assert len(line) == 100
+    for output, data in (("out", line.replace(b"a", b"", 1)), ("other", line)):
+        (tmp_path / name).write_bytes(gzip.compress(2 * data) if name.endswith("gz") else 2 * data)
+        if output == "out":
+            made(str(tmp_path / name), tmp_path / output)
+            continue
+        with pytest.raises(UserError, match="byte 0 must be a line of at most 99 bytes, got 'a longer one'"):
+            made(str(tmp_path / name), tmp_path / output)
+
+
 @pytest.mark.grid
 def test_an_error_of_a_worker_is_that_of_the_command(lines, tmp_path):
     with Path(lines).open("a") as file:
@@ -440,7 +530,7 @@ def test_a_worker_that_is_killed_is_one_line(lines, tmp_path):
 
 def test_other_shards_and_other_files_are_left_alone(lines, tmp_path):
     made(lines, tmp_path / "out")
-    before = content(tmp_path / "out")
+    before, status = content(tmp_path / "out"), os.stat(lines)
     with pytest.raises(UserError, match="holds shards of other settings: eos, held_out; give a new folder"):
         made(lines, tmp_path / "out", eos=1, held_out=0.2)
     with Path(lines).open("a") as file:
@@ -451,6 +541,7 @@ def test_other_shards_and_other_files_are_left_alone(lines, tmp_path):
     (tmp_path / "out" / "part-00001.json").write_text("{}")
     with Path(lines).open("r+") as file:
         file.truncate(Path(lines).stat().st_size - len('{"text": "more"}\n'))
+    os.utime(lines, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(UserError, match="part-00001.json is damaged: .*; remove it and prepare again"):
         made(lines, tmp_path / "out")
     (tmp_path / "other").mkdir()

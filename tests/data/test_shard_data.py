@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -325,6 +326,29 @@ def test_wrong_sources_are_one_line(tmp_path, harm, options, message):
 def test_sources_that_are_not_there(sources, message):
     with pytest.raises(UserError, match=message):
         load(config(sources))
+
+
+def test_the_root_and_a_link_to_nothing_hold_no_index(tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    for source in ("/", str(tmp_path / "link")):
+        with pytest.raises(UserError, match="^sources .*index.json does not exist: write it with"):
+            load(config([source]))
+
+
+@pytest.mark.parametrize("name", ["index.json", "encoding.json"])
+@pytest.mark.parametrize(
+    ("kind", "message"), [("pipe", "a file, not a pipe"), ("sparse", "a file of at most")]
+)
+def test_an_index_or_a_tokenizer_that_is_no_file_is_one_line(tmp_path, name, kind, message):
+    write_source(tmp_path, [100])
+    (tmp_path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(2**40)
+    with pytest.raises(UserError, match=f"sources must be {message}.*{name}'"):
+        load(config([str(tmp_path)]))
 
 
 def test_sources_of_two_tokenizers(two, tmp_path):

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import json
 import logging
 import subprocess
 import sys
@@ -188,6 +189,29 @@ def test_preparing_without_tensorflow(tmp_path):
         "hyena_jax.system.errors.UserError: name 'tiny_shakespeare' must be prepared first, which needs the"
         " package tensorflow: pip install 'hyena_jax[tfds]'"
     )
+
+
+@pytest.mark.parametrize("key", ["pythonClassName", "python_class_name", "type"])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_folder_of_tfds_imports_no_code_of_a_stranger(tmp_path, monkeypatch, key, is_nested):
+    folder, module = tmp_path / "spoken" / "1.0.0", f"of_a_stranger_{key}_{is_nested}"
+    write(tmp_path / "here" / f"{module}.py", "raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    features = {key: f"{module}.Thing", "content": {}} if key == "type" else {key: f"{module}.Thing"}
+    if is_nested:
+        of_dict = "tensorflow_datasets.core.features.features_dict.FeaturesDict"
+        content = (
+            {"content": {"text": features}}
+            if key == "type"
+            else {"featuresDict": {"features": {"text": features}}}
+        )
+        features = {key: of_dict, **content}
+    write(folder / "features.json", json.dumps(features))
+    split = {"name": "train", "numBytes": "10", "shardLengths": ["1"]}
+    about = {"name": "spoken", "version": "1.0.0", "fileFormat": "array_record", "splits": [split]}
+    write(folder / "dataset_info.json", json.dumps(about))
+    with pytest.raises(UserError, match=f"a class of tensorflow_datasets, .* got '{module}.Thing'$"):
+        load_text(TextConfig(name="spoken", tfds_dir=str(tmp_path)))
 
 
 @needs_tensorflow

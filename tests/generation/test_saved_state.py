@@ -91,14 +91,14 @@ def test_arrays_have_the_names_of_leaves(saved):
     chex.assert_trees_all_equal(arrays, jax.device_get(leaves))
 
 
-def test_equal_states_have_equal_files(saved):
+def test_equal_states_have_equal_files(saved, tmp_path):
     prompted, path, origin = saved
     before = path.read_bytes()
     # Transposed twice: the memory lies otherwise.
     turned = jax.tree.map(lambda x: np.asfortranarray(x) if np.ndim(x) else x, prompted)
-    for state in (prompted, prompted, turned):
-        saved_state.save_state(path, state, origin)
-        assert path.read_bytes() == before
+    for i, state in enumerate((prompted, prompted, turned)):
+        saved_state.save_state(tmp_path / str(i), state, origin)
+        assert (tmp_path / str(i)).read_bytes() == before
 
 
 def test_flipped_bits_are_found(model, saved, tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import hyena_jax
-from hyena_jax import cli
+from hyena_jax import cli, config
 from hyena_jax.config import (
     AttentionConfig,
     ConstantConfig,
@@ -27,7 +28,7 @@ from hyena_jax.config import (
     TrainingConfig,
 )
 from hyena_jax.sweeps.pool import Event, ThisMachine, _divided_cores
-from hyena_jax.sweeps.sweep import Outcome, _ended, _named
+from hyena_jax.sweeps.sweep import KEPT, Outcome, _continued, _ended, _named
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.arithmetic import MajorityConfig
 from hyena_jax.training.metrics import read_rows
@@ -283,6 +284,22 @@ def test_a_run_that_ends_without_an_evaluation_has_failed(tmp_path):
     ended = _ended(Outcome(tmp_path / "seed=1", SMALL), Event("seed=1", "done", 1.0, {}))
     assert ended.status == "failed"
     assert ended.error.startswith(f"{tmp_path / 'seed=1' / 'metrics.jsonl'} holds no evaluation; remove that")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seconds", math.nan), ("seconds", 1e308), ("planned", math.inf), ("planned", -1.0), ("step", 10**400)],
+)
+def test_numbers_that_no_sweep_writes_are_refused(tmp_path, name, value):
+    kept = {
+        "config": config.encode(SMALL),
+        **dict.fromkeys(KEPT),
+        "status": "done",
+        "step": 1,
+        "seconds": 1.0,
+    }
+    with pytest.raises(TypeError, match=f"^{name} of seed=0 is "):
+        _continued(Outcome(tmp_path / "seed=0", SMALL), {**kept, "error": None, name: value})
 
 
 def test_files_that_are_not_a_sweep_s_are_refused(swept, tmp_path):

@@ -3,21 +3,27 @@
 import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
+from hyena_jax.benchmark.settings import Function
 from hyena_jax.system import files
-from hyena_jax.system.errors import UserError
+from hyena_jax.system.errors import UserError, as_urls
 from hyena_jax.system.files import (
     locked,
     new_folder,
     open_input,
     parse_json,
     read_json,
+    replacing,
+    require_can_hold_files,
     require_free,
     write_text,
 )
+from hyena_jax.training.options import StartOptions
+from hyena_jax.training.timing import check_profile
 
 
 def names(folder: Path) -> list[str]:
@@ -50,6 +56,56 @@ def test_a_draft_is_never_a_file_that_is_there(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError):
         write_text(tmp_path / "text", "text")
     assert names(tmp_path) == [".a.draft"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_what_appeared_while_a_new_file_was_written_is_left_alone(tmp_path, kind):
+    path = tmp_path / "a"
+    message = "a' was made by somebody else meanwhile, and is left alone"
+    with pytest.raises(UserError, match=message), replacing(path, is_new=True) as draft:
+        draft.write_text("ours")
+        match kind:
+            case "file":
+                path.write_text("theirs")
+            case "link":
+                path.symlink_to("nowhere")
+            case "folder":
+                path.mkdir()
+    assert names(tmp_path) == ["a"]
+    assert kind != "file" or path.read_text() == "theirs"
+    assert kind != "link" or path.is_symlink()
+    write_text(tmp_path / "b", "ours", is_new=True)
+    assert (tmp_path / "b").read_text() == "ours"
+
+
+@pytest.mark.parametrize("text", ['{"rows": 1}', "[]", '"benchmark"', "1", "not JSON"])
+def test_results_that_are_not_of_an_earlier_benchmark_are_left_alone(tmp_path, text):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(UserError, match="^output .*(new, empty, or of an earlier benchmark|not JSON)"):
+        Function(target="a.py:f", output=tmp_path).check()
+    (tmp_path / "results.json").write_text('{"benchmark": "function"}')
+    Function(target="a.py:f", output=tmp_path).check()
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file", "nowhere", "proc"])
+def test_a_folder_that_cannot_hold_files_is_refused_before_it_is_needed(tmp_path, kind):
+    (tmp_path / "file").write_text("theirs")
+    (tmp_path / "link").symlink_to("nowhere")
+    path = tmp_path / {"file": "file", "below a file": "file/a/b", "nowhere": "link", "proc": "/proc/a"}[kind]
+    with pytest.raises(UserError, match=f"profile must be a folder that can be written .*got '{path}'"):
+        require_can_hold_files("profile", path)
+    with pytest.raises(UserError, match="profile must be a folder that can be written"):
+        check_profile(StartOptions(profile=path), tmp_path / "run")
+    require_can_hold_files("profile", tmp_path / "new" / "one")
+    assert names(tmp_path) == ["file", "link"]
+
+
+def test_a_long_message_takes_linear_time():
+    for text in ("x" * 10**6, "/hyena_jax_copy_a" * 10**5, "/tmp/hyena_jax_copy_a/gs;" * 10**5):
+        begun = time.monotonic()
+        assert as_urls(text) == text
+        assert time.monotonic() - begun < 5
+    assert as_urls("in '/tmp/hyena_jax_copy_a/gs:/b/run', not\n/x") == "in 'gs://b/run', not\n/x"
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])

@@ -155,6 +155,7 @@ def test_nohup_stays():
         (BrokenPipeError(), 3, "nobody reads the output"),
         (MemoryError(), 3, "out of memory"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"), 3, "out of memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: a.pb; No space left on device"), 3, "the disk is full"),
     ],
 )
 def test_each_end_has_its_exit_code(error, code, message, tmp_path, monkeypatch, capsys):

@@ -95,6 +95,27 @@ def test_what_is_not_a_tracker_and_what_ends_the_process_refuse_a_new_run(noted,
             train(steps(noted(), 2), tmp_path / "run", console)
 
 
+@pytest.mark.parametrize("error", [GeneratorExit("gone"), SystemExit(0), type("Own", (BaseException,), {})()])
+@pytest.mark.parametrize("broken", ["start", "write", "sync", "close"])
+def test_a_tracker_may_raise_anything(noted, tmp_path, broken, error):
+    class Raises(Noted):
+        def note(self, what, *values):
+            if what == broken or (what == "close" and broken != "start"):
+                raise error
+
+    register("noted", NotedConfig, Raises)
+    lines = []
+    with Trackers(Start(tmp_path, noted(), 5), lines.append) as trackers:
+        trackers.write(1, {})
+        trackers.sync()
+    (line,) = lines
+    assert f"{type(error).__name__}: " in line
+    error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt), Trackers(Start(tmp_path, noted(), 5), lines.append) as trackers:
+        trackers.write(1, {})
+        trackers.sync()
+
+
 @pytest.mark.grid
 def test_a_tracker_that_ends_the_process_is_left_out(noted, tmp_path, console):
     class Ends(Noted):

@@ -130,7 +130,7 @@ class Bucket:
         """What is known of an object; None if there is none."""
         with self._explained(name):
             blob = self._bucket.get_blob(self._prefix + name, **self._until(patience))
-        return None if blob is None else self._found(blob)
+            return None if blob is None else self._found(blob)
 
     def below(self, prefix: str = "") -> list[Found]:
         """All objects whose names begin so, in the order of their names."""
@@ -138,7 +138,13 @@ class Bucket:
 
     def level(self) -> tuple[list[Found], list[str]]:
         """The objects directly here, and the names of what a file system would call the folders here."""
-        return self._listed("", "/")
+        found, folders = self._listed("", "/")
+        for name in (*(one.name for one in found), *folders):
+            if "/" in name or "\0" in name or name in ("", ".", ".."):  # it may become that of a file
+                raise UserError(
+                    f"{self.location} lists {name!r}, which is not the name of a file", self.argument
+                )
+        return found, folders
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes objects; those that are gone already do not matter."""
@@ -163,8 +169,10 @@ class Bucket:
             return found, sorted(name.removeprefix(self._prefix).strip("/") for name in pages.prefixes)
 
     def _found(self, blob: "Blob") -> Found:
-        name = blob.name.removeprefix(self._prefix)
-        return Found(name, blob.size, blob.generation, blob.crc32c, blob.updated)
+        found = Found(blob.name, blob.size, blob.generation, blob.crc32c, blob.updated)
+        if None in (found.size, found.generation, found.updated):
+            raise ValueError(f"it says of an object only {found}")
+        return found._replace(name=found.name.removeprefix(self._prefix))
 
     @contextmanager
     def _unless_absent(self) -> Iterator[None]:
@@ -179,6 +187,7 @@ class Bucket:
         import requests
         from google.api_core import exceptions
         from google.auth.exceptions import GoogleAuthError, TransportError
+        from google.resumable_media.common import DataCorruption
 
         silent = (
             exceptions.RetryError,
@@ -189,17 +198,21 @@ class Bucket:
         )
         try:
             yield
-        except exceptions.PreconditionFailed:
+        except (exceptions.PreconditionFailed, UserError):
             raise
         except exceptions.NotFound as error:
             raise UserError(f"{self.location}: there is no such bucket", self.argument) from error
         except silent as error:
             reason = error.cause if isinstance(error, exceptions.RetryError) and error.cause else error
             raise self._failed(name, f"it does not answer ({_reason(reason)})") from error
-        except exceptions.GoogleAPIError as error:
+        except (exceptions.GoogleAPIError, DataCorruption) as error:
             raise self._failed(name, _reason(error)) from error
         except GoogleAuthError as error:
             raise OSError(f"{self.location} cannot be opened: {_reason(error)}") from error
+        except (AttributeError, LookupError, TypeError, ValueError) as error:  # the client trusts its server
+            raise self._failed(
+                name, f"the answer is not of Cloud Storage ({_reason(repr(error))})"
+            ) from error
 
     def _until(self, patience: float | None = None) -> dict[str, Any]:
         """How long a call waits for answers, and for how long it is repeated."""

@@ -1,11 +1,16 @@
+import json
 import sys
+from functools import partial
 
 import pytest
+from bucket_server import BUCKET, reached_at
+from google.resumable_media.common import DataCorruption
 
 from hyena_jax.data.objects import Objects
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.storage.bucket import ABSENT, Bucket, Refused
 from hyena_jax.system.storage.location import Location
+from hyena_jax.system.storage.mirror import download
 
 
 @pytest.fixture
@@ -80,3 +85,58 @@ def test_what_is_missing_on_this_machine_is_one_line(bucket, monkeypatch):
                 UserError, match=rf"{bucket} needs the package gcsfs: pip install '.*\[gcs\]'"
             ):
                 opened()
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_what_must_not_replace_leaves_what_is_there(bucket, tmp_path, is_local):
+    objects = Objects(str(tmp_path / "new") if is_local else bucket, "output")
+    for data in (b"first", b"second"):
+        objects.write("a", data, replace=False)
+        assert objects.read("a") == b"first"
+    objects.write("a", b"third")
+    assert objects.read("a") == b"third"
+    (found,) = objects.sizes()
+    assert found == "a"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"{}", b"[]", b"null", b'{"name": 5}', b'{"items": [{}], "prefixes": [3]}']
+)
+def test_an_answer_that_is_not_of_cloud_storage_is_one_line(proxy, answer):
+    with reached_at(proxy.url):
+        opened = Bucket(Location(BUCKET, "run"))
+        opened.patience = 0.5
+        proxy.fault = lambda method, path: answer
+        uses = [opened.below, opened.level, partial(opened.stat, "x"), partial(opened.put, "x", b"a", ABSENT)]
+        for use in uses:
+            said = None
+            try:
+                found = use()
+            except OSError as error:
+                said = str(error)
+            assert found in ([], ([], [])) if said is None else "cannot be read or written: " in said
+            assert "\n" not in (said or "")
+        assert opened.get("x") == answer
+
+
+def test_a_download_with_a_wrong_checksum_is_one_line(opened, monkeypatch):
+    def download(*_, **__):
+        raise DataCorruption(None, "Checksum mismatch while downloading:\n\n  x\n")
+
+    opened.put("x", b"1")
+    monkeypatch.setattr("google.cloud.storage.Blob.download_as_bytes", download)
+    with pytest.raises(
+        OSError, match="/x cannot be read or written: Checksum mismatch while downloading: x;"
+    ):
+        opened.get("x")
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/../../../x", "..", ".", "a/b", "a\0b"])
+def test_names_that_lead_out_of_a_folder_are_refused(proxy, tmp_path, name):
+    about = {"size": "1", "generation": "1", "crc32c": "", "updated": "2024-01-01T00:00:00Z"}
+    with reached_at(proxy.url):
+        for listed in ({"items": [{"name": f"run/{name}", **about}]}, {"prefixes": [f"run/{name}/"]}):
+            proxy.fault = lambda method, path, listed=listed: json.dumps(listed).encode()
+            with pytest.raises(UserError, match="lists '.*', which is not the name of a file"):
+                download(Bucket(Location(BUCKET, "run")), tmp_path / "copies" / "copy")
+    assert list(tmp_path.iterdir()) == []
