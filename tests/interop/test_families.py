@@ -4,6 +4,7 @@ import dataclasses
 import json
 from functools import partial
 
+import grouped_heads
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -185,6 +186,25 @@ def test_rwkv7_s_tensors_of_transformers_are_used_and_read_back(converted):
         for name, tensor in zip(transform.names, transform.write(leaves[path]), strict=True):
             np.testing.assert_array_equal(tensor, stored[name], err_msg=name)
     assert {name for transform in transforms.values() for name in transform.names} == stored.keys()
+
+
+def test_olmo_hybrid_s_heads_of_values_may_share_keys(tmp_path):
+    """Compared with NumPy in float64, which gives transformers' own logits of the stored model; and back."""
+    tokens, logits = expected("olmo_hybrid")[1]
+    stored = load_file(STORED / "olmo_hybrid" / "model.safetensors")
+    found = grouped_heads.logits(stored, tokens)[:, -logits.shape[1] :]
+    assert np.abs(found - logits).max() < MOST
+    source, run = tmp_path / "theirs", tmp_path / "run"
+    tensors = grouped_heads.write_folder(source)
+    for step in ("theirs", "exported"):
+        assert cli.main(["convert", "olmo_hybrid", str(tmp_path / step), "--output", str(run / step)]) == 0
+        loaded = hyena_jax.load_run(run / step)
+        assert loaded.experiment.model.pattern[0].n_value_heads == 4
+        found = logits_of(loaded.model, loaded.params, tokens)
+        assert np.abs(found - grouped_heads.logits(tensors, tokens)).max() < MOST
+        if step == "theirs":
+            command = ["export", run / step, "--output", tmp_path / "exported", "--format", "transformers"]
+            assert cli.main(list(map(str, command))) == 0
 
 
 def test_every_block_of_rwkv_lm_s_demo_has_a_norm_that_the_first_alone_reads(stored, tmp_path, capsys):

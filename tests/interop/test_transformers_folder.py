@@ -94,7 +94,6 @@ def test_models_that_transformers_cannot_say(converted, family, change, message)
         ("lfm2", {"qk_norm_eps": None}, "qk_norm_eps: 1e-05 -> None"),
         ("lfm2", {"out_bias": True}, "out_bias: False -> True"),
         ("olmo_hybrid", {"factors": 2}, "factors: 1 -> 2"),
-        ("olmo_hybrid", {"n_value_heads": 4}, "n_value_heads: 2 -> 4"),
         ("olmo_hybrid", {"qk_norm": "head"}, "qk_norm: 'all' -> 'head'"),
     ],
 )
