@@ -139,6 +139,7 @@ def test_show(workdir, root, tmp_path, capsys):
     assert data["layers"][0]["views"] == data["layers"][0]["beside"]
     before = {path: path.read_bytes() for path in (page, workdir / "show.html")}
     (tmp_path / "latin").write_bytes(b"caf\xe9")
+    (tmp_path / "wide").write_text("the", encoding="utf-16")
     for arguments, message in (
         (["--text", "the", "--output", page], "output must be a file that does not exist yet"),
         (["--text", "the", "--path", "a"], "--path must be None together with text"),
@@ -146,7 +147,8 @@ def test_show(workdir, root, tmp_path, capsys):
         (["--max-tokens", 513], "--max-tokens must be in 1..512"),
         (["--index", 10**6], "--index must be in 0.."),
         (["--path", tmp_path / "none"], "cannot be read"),
-        (["--path", tmp_path / "latin"], "--path must be a text in UTF-8"),
+        (["--path", tmp_path / "latin"], "--path must hold UTF-8 text"),
+        (["--path", tmp_path / "wide"], "wide' looks like UTF-16: convert it to UTF-8"),
         (["--text", "the", "--beside", tmp_path], "holds no run"),
         (["--text", "the", "--step", "7"], "--step must be 'latest'"),
     ):
@@ -155,7 +157,7 @@ def test_show(workdir, root, tmp_path, capsys):
         assert message in error
         assert error.count("\n") == 1
     assert {path: path.read_bytes() for path in before} == before
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "page.html", "latin"}
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "page.html", "latin", "wide"}
 
 
 SMALL_IMAGES = """
