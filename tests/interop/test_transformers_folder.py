@@ -123,6 +123,7 @@ def test_a_model_card_is_next_to_a_file(converted, tmp_path, capsys):
     card = (tmp_path / "model.md").read_text()
     assert "| license | unknown |" in card
     assert "| exported on |" in card
+    assert "| epsilon of its norms | rms 1e-05 |" in card
     output.unlink()
     (tmp_path / "model.json").unlink()
     assert cli.main(["export", str(converted("lfm2")), "--output", str(output)]) == 2
