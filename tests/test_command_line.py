@@ -60,6 +60,7 @@ class Command:
     """Which; None takes none."""
     is_quick: bool = False
     is_known: bool | None = None
+    place: Path | None = Path("there")
     inner: Inner = field(default=Inner())
     flat: Part = field(default=Part(), metadata=FLAT)
 
@@ -74,7 +75,11 @@ def test_values_are_those_of_the_types():
     assert made("here --size=auto --inner.kind=two").inner.kind == "two"
     assert made("here --width 7").flat.width == 7
     assert made("here --inner.parts.1.shape 3 -4").inner.parts == (Part(), Part(5, (3, -4)))
-    assert made("here --inner.parts.1.shape None").inner.parts[1].shape is None
+    for none in ("None", "none"):
+        line = f"here --inner.parts.1.shape {none} --inner.rate {none} --place {none} --is-known={none}"
+        found = made(line)
+        assert (found.inner.parts[1].shape, found.inner.rate, found.place, found.is_known) == (None,) * 4
+    assert made("here --place ./none").place == Path("none")
     assert read_flags(Command, "command", ["--names=--odd", "x"]) == Command(Path("x"), names=("--odd",))
 
 

@@ -59,6 +59,27 @@ def test_every_task_is_drawn(name, capsys):
     assert f"{TASKS[TASK_CONFIGS[name]].metric}".replace("_", " ") in "\n".join(shown)
 
 
+NOTE = "learned positions stay with any --model.pattern: --no-model.learned-positions drops them"
+
+
+@pytest.mark.parametrize(
+    ("config_and_flags", "is_said"),
+    [
+        ("tasks:mqar --model.pattern hawk", True),
+        ("tasks:mqar --model.pattern=hawk --no-model.learned-positions", False),
+        ("tasks:mqar --model.pattern hawk --model.learned_positions", False),
+        ("tasks:mqar --model.n-layers 1", False),
+        ("tasks:parity --model.pattern hyena", False),
+        ("images:hyena --model.pattern hawk", False),
+    ],
+)
+def test_positions_that_stay_when_the_mixer_is_replaced_are_said(capsys, config_and_flags, is_said):
+    """The command line ends in a folder that cannot be, so that nothing is trained."""
+    assert cli.main(["train", *config_and_flags.split(), "--workdir", os.devnull]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [NOTE in line for line in lines] == ([True] if is_said else []) + [False]
+
+
 SORTED = """\
 sort_digits, preset small, test row 0, seed 0
 

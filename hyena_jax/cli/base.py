@@ -25,6 +25,7 @@ T = TypeVar("T")
 LINE_END = 600
 """Characters of the end of a long error that are printed, and half of those of its beginning."""
 HELP = ("-h", "--help")
+POSITIONS = ("--model.learned-positions", "--no-model.learned-positions")
 PLUGINS = "HYENA_JAX_PLUGINS"
 
 
@@ -74,12 +75,19 @@ class OfConfig(Command):
     def take(cls, called: str, arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
         arguments, values = super().take(called, arguments)
         if arguments and not arguments[0].startswith("-"):
-            given = {argument.partition("=")[0] for argument in arguments}
+            given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
             values["experiment"] = config.load(arguments[0], cls.trains and "--logging.trackers" not in given)
             if "--data" in given:
                 # The prompt of the config's own data need not be one of these.
                 logging = replace(values["experiment"].logging, sample_prompt=None)
                 values["experiment"] = replace(values["experiment"], logging=logging)
+            model, given_for_them = values["experiment"].model, {*POSITIONS, *HELP} & given
+            # Unlike in models of images, which have them by default, the config chose them for its own mixer.
+            are_chosen = getattr(model, "learned_positions", False) and not type(model).learned_positions
+            if cls.trains and "--model.pattern" in given and are_chosen and not given_for_them:
+                note(
+                    f"the config's learned positions stay with any --model.pattern: {POSITIONS[1]} drops them"
+                )
         else:
             require_config_first(called, arguments)
         return arguments, values

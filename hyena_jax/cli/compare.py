@@ -21,14 +21,18 @@ class Compare(Command):
 
     dirs: tuple[Path | Location, ...] = field(metadata=positional("DIR..."))
     """Folders of runs, or folders with runs in them."""
-    by: str | None = None
-    """Group runs by this setting instead, such as `variant` or `optimizer.learning-rate`."""
+    by: tuple[str, ...] = ()
+    """Group runs by this setting instead, such as `variant` or `optimizer.learning-rate`; may be repeated."""
+    best_by: str | None = None
+    """Show of this setting, such as `optimizer.learning-rate`, only the value with the best mean."""
     metric: str | None = None
-    """Value on held-out data to compare; by default the first accuracy, or the loss."""
+    """Value on held-out data to compare; by default the loss of language models, else the first accuracy."""
     x: Literal["step", "seconds", "tokens"] = "step"
     """Horizontal axis of the figure."""
     output: Path | None = None
     """File of the figure (.png, .pdf, .svg); the table is written beside it as .csv and .md."""
+    overwrite: bool = False
+    """Replace these files where they exist."""
     plugins: PluginFlags = field(default=PluginFlags(), metadata=FLAT)
 
     def run(self, arguments: Sequence[str]) -> int:
@@ -37,7 +41,16 @@ class Compare(Command):
         from hyena_jax.sweeps.compare import compare, text_table
 
         output, console = self.output, table_console()
-        rows = compare(self.dirs, by=self.by, metric=self.metric, x=self.x, output=output, note=note)
+        rows = compare(
+            self.dirs,
+            by=self.by,
+            best_by=self.best_by,
+            metric=self.metric,
+            x=self.x,
+            output=output,
+            overwrite=self.overwrite,
+            note=note,
+        )
         console.print(text_table(rows))
         if output is not None:
             tables = f"{output.with_suffix('.md')}, {output.with_suffix('.csv')}"

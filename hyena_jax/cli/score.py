@@ -74,7 +74,7 @@ class Score(OfRun):
             _print([{score_file.ABOUT: about}])
             opened = nullcontext(([], _print))
         else:
-            opened = score_file.continued(self.output, about, len(names))
+            opened = score_file.continued(self.output, about, names)
         with opened as (scored, write):
             n_done = len(scored)
             blocks = [block for block in scoring.plan.blocks() if block.stop > n_done]

@@ -35,6 +35,8 @@ HIDDEN = {"hidden": True}
 OTHERS = {**HIDDEN, "others": True}
 
 _NEGATIVE = "--no-"
+NONE = ("None", "none")
+"""How a flag that may be None is told so."""
 
 
 def positional(metavar: str) -> dict[str, str]:
@@ -213,7 +215,7 @@ def _converted(flag: Flag, given: Sequence[str]) -> Any:
         raise UserError("must be followed by a value", flag.name)
     if elements is None:
         return _convert(flag, flag.hint, given[0])
-    if list(given) == ["None"] and type(None) in get_args(flag.hint):
+    if list(given) in [[text] for text in NONE] and type(None) in get_args(flag.hint):
         return None
     elements = elements[:1] * len(given) if elements[-1] is Ellipsis else elements
     if len(given) != len(elements):
@@ -241,7 +243,8 @@ def _convert(flag: Flag, hint: Any, text: str) -> Any:
 def _value(hint: Any, text: str) -> Any:
     """The text as a value of that type. Raises ValueError or TypeError if it is not one."""
     if get_origin(hint) in (Union, types.UnionType):
-        for argument in sorted(get_args(hint), key=lambda argument: argument is str):  # any text is a str
+        # Any text is a str, and most are paths.
+        for argument in sorted(get_args(hint), key=lambda argument: argument in (str, Path)):
             try:
                 return _value(argument, text)
             except (TypeError, ValueError):
@@ -250,7 +253,7 @@ def _value(hint: Any, text: str) -> Any:
     if get_origin(hint) is Literal or hint is type(None):
         if text in get_args(hint):
             return text
-        if hint is type(None) and text == "None":
+        if hint is type(None) and text in NONE:
             return None
         raise ValueError
     if hint is bool:  # in a union or a tuple; bool("false") is True

@@ -17,6 +17,8 @@ MAX_POSITIONS = 2**23
 MAX_SIDE = 2**15
 
 Norm = Literal["none", "layer", "rms", "rms_eps_outside"]
+NORM_EPS = {"layer": 1e-5, "rms": 1e-6, "rms_eps_outside": 1e-6}
+"""The default eps of a norm: of LayerNorm as in GPT-2 and PyTorch (Flax's own default is 1e-6)."""
 NormPlace = Literal["before", "after"]
 FeedForward = Literal["gelu", "gelu_tanh", "relu", "squared_relu", "geglu", "geglu_erf", "swiglu", "bilinear"]
 

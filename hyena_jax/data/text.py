@@ -27,6 +27,8 @@ HASHED_AT_ONCE = 2**24
 STDLIB_BYTES = 8_000_000
 """Size of `python_stdlib`; the whole library is some 12 MB."""
 BYTE_ORDER_MARK = "\ufeff"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How texts in UTF-16 begin, and none in UTF-8."""
 MEMORY_PER_BYTE = 6
 """Least bytes of memory per byte of text: the text, its two parts, and its symbols as int32."""
 STDLIB_SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
@@ -189,6 +191,9 @@ def read_text(argument: str, path: str) -> str:
 
 def decoded(argument: str, data: bytes, place: str) -> str:
     """The text of UTF-8 bytes; UserError, which names `argument` and the place, for other bytes."""
+    if data.startswith(UTF_16):
+        whole = place.removesuffix(", byte 0")
+        raise UserError(f"must hold UTF-8 text, but {whole} looks like UTF-16: convert it to UTF-8", argument)
     try:
         return data.decode()
     except UnicodeDecodeError as error:

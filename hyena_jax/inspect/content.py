@@ -18,6 +18,7 @@ import optax
 from hyena_jax import models
 from hyena_jax.config import MIXER_CONFIGS, Experiment, encode, read_stages, stage_changes
 from hyena_jax.data.dataset import Batch, Dataset, Encoding
+from hyena_jax.data.text import BYTE_ORDER_MARK, decoded
 from hyena_jax.data.tokenizers import Tokenizer, encode_start, is_tokenizer
 from hyena_jax.inspect import json_values, page
 from hyena_jax.inspect.tracing import Trace, trace
@@ -89,11 +90,8 @@ def from_text(tokenizer: Tokenizer, text: str, most: int, path: Path | None = No
 
 def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Example:
     """The first `most` tokens of a text file in UTF-8."""
-    try:
-        text = read_bytes("path", path, MAX_BYTES).decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise UserError(f"must be a text in UTF-8, got {str(path)!r}: {error}", "path") from error
-    return from_text(tokenizer, text, most, path)
+    text = decoded("path", read_bytes("path", path, MAX_BYTES), repr(str(path)))
+    return from_text(tokenizer, text.removeprefix(BYTE_ORDER_MARK), most, path)
 
 
 def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Example:

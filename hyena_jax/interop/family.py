@@ -179,7 +179,7 @@ class Source:
     bos: int | None = None
     """The id that every text begins with."""
     note: str | None = None
-    """What the files do not say and was assumed, and how to say otherwise."""
+    """What the files do not say and was assumed, and how to say otherwise; or tensors that are left out."""
 
 
 def settings_of(source: Path, options: Options, names: tuple[str, ...] = ("config.json",)) -> Settings:

@@ -70,10 +70,13 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     )
     settings.expect(len(kinds) == n_layers, "layer_types", len(kinds), f"{n_layers} layers")
     key_heads = settings.size("linear_num_key_heads", n_heads)
-    settings.require("linear_num_value_heads", key_heads)
+    value_heads = settings.size("linear_num_value_heads", n_heads)
+    fits, allowed = value_heads % key_heads == 0, f"a multiple of linear_num_key_heads={key_heads}"
+    settings.expect(fits, "linear_num_value_heads", value_heads, allowed)
     key_dim = settings.size("linear_key_head_dim", int(0.75 * d_model / key_heads), MAX_CHANNELS)
     delta = GatedDeltaConfig(
         n_heads=key_heads,
+        n_value_heads=None if value_heads == key_heads else value_heads,
         key_dim=key_dim,
         value_dim=settings.size("linear_value_head_dim", 2 * key_dim, MAX_CHANNELS),
         negative_eigenvalues=settings.flag("linear_allow_neg_eigval", True),
@@ -157,7 +160,7 @@ def to_settings(model: LanguageModelConfig) -> dict[str, Any]:
             for mixer in mixers
         ],
         "linear_num_key_heads": sizes.keys,
-        "linear_num_value_heads": sizes.keys,
+        "linear_num_value_heads": sizes.values,
         "linear_key_head_dim": sizes.key_dim,
         "linear_value_head_dim": sizes.value_dim,
         "linear_conv_kernel_dim": delta.short_filter_len,

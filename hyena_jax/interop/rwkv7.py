@@ -21,6 +21,8 @@ MAX_LEN = 4096
 """Length at which the released models were trained, which no file of RWKV-LM says."""
 SHIFTS = "rwkvag"
 """Our order of the inputs that are mixed with the token before."""
+MAX_LISTED = 4
+"""Tensors without effect that are named."""
 LOW_RANKS = {"decay": "w", "rate": "a", "value": "v", "gate": "g"}
 
 
@@ -36,7 +38,14 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
     require(options.config is None, "config", str(options.config), "None: the shapes of this file say all")
     model = from_shapes({name: tensor.shape for name, tensor in tensors.items()})
     model = replace(model, max_len=max_len_of(options, MAX_LEN), dtype=options.dtype)
-    return Source(model, rwkv_table(model), tensors)
+    table = rwkv_table(model)
+    unused = sorted(name for name in tensors if table.ignored.fullmatch(name))
+    listed = ", ".join(unused[:MAX_LISTED]) + (
+        f" and {len(unused) - MAX_LISTED} more" if unused[MAX_LISTED:] else ""
+    )
+    return Source(
+        model, table, tensors, note=f"left out, as RWKV-7 never reads them: {listed}" if unused else None
+    )
 
 
 def language_model(
@@ -116,7 +125,7 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
 
 
 def rwkv_table(model: LanguageModelConfig) -> Table:
-    """The names of RWKV-LM."""
+    """The names of RWKV-LM, whose demo gives every block the `ln0` that the first alone reads."""
     width = model.d_model
     found = _outer("emb", "blocks.0.ln0", "ln_out", "head")
     for i in range(model.n_layers):
@@ -133,7 +142,7 @@ def rwkv_table(model: LanguageModelConfig) -> Table:
             found[f"{layer}/up/kernel"] = same(f"{theirs}.att.{name}2")
             if part != "gate":
                 found[f"{layer}/bias"] = _vector(f"{theirs}.att.{name}0", width)
-    return Table(found, ignored=re.compile(r"blocks\.0\.att\.v[012]"))
+    return Table(found, ignored=re.compile(r"blocks\.0\.att\.v[012]|blocks\.[1-9]\d*\.ln0\.(weight|bias)"))
 
 
 def transformers_table(model: LanguageModelConfig) -> Table:

@@ -20,6 +20,7 @@ from hyena_jax.config import (
     TextConfig,
     name_of,
 )
+from hyena_jax.config.models import NORM_EPS
 from hyena_jax.data.tokenizers import BpeTokenizer, SentencePieceTokenizer
 from hyena_jax.interop import lfm2, olmo_hybrid, recurrentgemma
 from hyena_jax.interop.family import Settings
@@ -192,9 +193,12 @@ class Facts(NamedTuple):
 def card(name: str, facts: Facts) -> str:
     """The card as Markdown, with the header that Hugging Face reads."""
     loss = "not measured" if facts.loss is None else f"{facts.loss:.6g} {facts.loss_unit}".rstrip()
-    machine, versions = facts.machine, facts.versions
+    machine, versions, model = facts.machine, facts.versions, facts.config["model"]
+    norms = {model.get(place) for place in ("norm", "final_norm", "embedding_norm")}
+    kinds = {kind: model.get("norm_eps") or eps for kind, eps in NORM_EPS.items() if kind in norms}
     rows = {
         "parameters": f"{facts.n_parameters:,}",
+        "epsilon of its norms": ", ".join(f"{kind} {eps:g}" for kind, eps in kinds.items()) or "no norms",
         "step": f"{facts.step:,}",
         "validation loss": loss,
         "data fingerprint (SHA-256)": f"`{facts.fingerprint}`",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax.mixers import Mixer, has_state
-from hyena_jax.system.errors import UserError, require
+from hyena_jax.system.errors import UserError, describe_fault, require
 
 N_TOKENS = 5
 N_LONG = 48
@@ -70,6 +70,27 @@ def check_consistency(mixer: nn.Module) -> None:
                 " seq.refuse_documents() where they cannot be kept apart"
             )
             require_equal(packed, alone, fault)
+
+
+def check_float64(mixer: nn.Module) -> None:
+    """Whether float64 stays float64 in a mixer, as the contract test asks, which compares digits in it.
+
+    `mixer` is unbound, and is only traced. Raises UserError if it casts to float32; training needs no more.
+    """
+    x = jnp.zeros((2, min(N_TOKENS, mixer.max_len), mixer.d_model))
+    params = jax.eval_shape(mixer.init, jax.random.key(0), x).get("params", {})
+    params, x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, np.float64), (params, x))
+    try:
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+            y = jax.eval_shape(lambda params, x: mixer.apply({"params": params}, x), params, x)
+        found = f"its output is {y.dtype}"
+    except (TypeError, ValueError) as error:  # dtypes that are mixed: in float32 it has been traced already
+        found = describe_fault(error)
+    if not found.endswith("float64"):
+        raise UserError(
+            f"mixer {type(mixer).__name__} casts to float32 what is float64: cast to x.dtype, and sums to"
+            f" jnp.promote_types(x.dtype, jnp.float32) ({found})"
+        )
 
 
 def _check_decoding(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from flax.typing import Initializer
 
-from hyena_jax.config.models import Norm
+from hyena_jax.config.models import NORM_EPS, Norm
 from hyena_jax.mixers.inputs import sums_dtype
 from hyena_jax.ops.fast.dense import from_channels_first, split_dense, to_channels_first
 
@@ -120,14 +120,14 @@ def make_norm(
 ) -> Callable[[jax.Array], jax.Array]:
     """The norm that a config names: a module, or the identity for `none`.
 
-    Without `eps` it is 1e-5 in LayerNorm, as in GPT-2 and PyTorch, and 1e-6 in RMSNorm. Flax's LayerNorm
-    computes its statistics in float32, too.
+    Without `eps` it is that of NORM_EPS. Flax's LayerNorm computes its statistics in float32, too.
     """
+    eps = NORM_EPS.get(name) if eps is None else eps
     match name:
         case "layer":
-            return nn.LayerNorm(epsilon=1e-5 if eps is None else eps, dtype=dtype)
+            return nn.LayerNorm(epsilon=eps, dtype=dtype)
         case "rms" | "rms_eps_outside":
-            return RMSNorm(1e-6 if eps is None else eps, dtype, name == "rms_eps_outside")
+            return RMSNorm(eps, dtype, name == "rms_eps_outside")
         case "none":
             return lambda x: x
 

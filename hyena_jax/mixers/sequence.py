@@ -330,7 +330,12 @@ class Sequence:
         write: jax.Array | None = None,
         chunk: int = 64,
     ) -> jax.Array:
-        """o [B, m T, G, V] of the delta rule, float32 at least; arguments as of `ops.delta_rule`."""
+        """o [B, m T, G, V] of the delta rule, float32 at least; arguments as of `ops.delta_rule`.
+
+        At each token S = diag(a) S, then S = S - e (S^T r)^T + k v^T for `read` r and `write` e; o = S^T q.
+        With read=None nothing is erased, S = diag(a) S + k v^T: linear attention with decay, as in Mamba-2.
+        The delta rule, where a new value replaces the old one at its key, has read = beta k, v = beta v.
+        """
         method = self.forms.delta_rule
 
         def run(memory: jax.Array) -> tuple[jax.Array, jax.Array]:

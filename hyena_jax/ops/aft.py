@@ -12,6 +12,10 @@ Each query's sums are scaled by exp(-largest exponent among its keys): no expone
 denominator comes near 0, and nothing depends on a later key. The scale cancels in the mean, so the largest
 exponent is a constant for the derivative.
 
+A constant added to all keys of a channel cancels, too: the gradient of a bias of the keys is 0, and float32
+gives the rounding of a sum over the tokens, 1.4e-7 beside a largest gradient of 4.8 at 127 tokens. No error
+relative to that gradient itself says anything.
+
 The sums with w, block by block, are in `fast.aft_blocks`.
 """
 

@@ -82,12 +82,12 @@ def text_of(values: Mapping[str, Any]) -> str:
 
 @contextmanager
 def continued(
-    path: Path, about: Mapping[str, Any], n_texts: int
+    path: Path, about: Mapping[str, Any], names: Sequence[str]
 ) -> Iterator[tuple[list[Row], Callable[[Sequence[Row]], None]]]:
     """Opens a new file of scores, or one that the same scoring began.
 
-    Scorings are the same if their JSON values `about` are equal. Any other file, or one that another process
-    writes, is refused and stays unchanged.
+    Scorings are the same if their JSON values `about` are equal, and the rows are of the first of `names`, in
+    this order. Any other file, or one that another process writes, is refused and stays unchanged.
 
     Yields:
       The rows that are in it, with their COUNTED values, and a function that appends rows.
@@ -109,8 +109,9 @@ def continued(
                 break
             size += len(line)
             if number > 0:
-                rows.append(_read(path, number + 1, line))
-        require(len(rows) <= n_texts, f"output {str(path)!r}", f"{len(rows)} rows", f"at most {n_texts} rows")
+                must = f"at most {len(names)} rows"
+                require(number <= len(names), f"output {str(path)!r}", f"{number} rows or more", must)
+                rows.append(_read(path, number + 1, line, names[number - 1]))
         file.truncate(size)
         file.seek(size)
 
@@ -137,12 +138,14 @@ def _check_head(path: Path, line: bytes, head: str, about: Mapping[str, Any]) ->
     raise UserError(f"output {str(path)!r} holds other scores ({changes}); give a new file")
 
 
-def _read(path: Path, number: int, line: bytes) -> Row:
-    """The COUNTED values of a row, checked."""
+def _read(path: Path, number: int, line: bytes, name: str) -> Row:
+    """The COUNTED values of the row of this text, checked."""
     try:
         read = json.loads(line)
         if text_of(with_checksum(read)).encode() != line:  # as bytes: 1E-05 is 1e-05 with a flipped bit
             raise ValueError(f"its {CHECKSUM} is another")
+        if read["name"] != name:
+            raise ValueError(f"it is of the text {read['name']!r:.80}, not {name!r:.80}")
         row = {name: read[name] for name in COUNTED}
         n_tokens, n_scored, n_bytes, likelihood = row.values()
         is_count = all(type(n) is int and n >= 0 for n in (n_tokens, n_scored, n_bytes or 0))

@@ -90,10 +90,12 @@ class GroupSummary:
 def compare(
     folders: str | Path | Sequence[str | Path],
     *,
-    by: str | None = None,
+    by: str | Sequence[str] | None = None,
+    best_by: str | None = None,
     metric: str | None = None,
     x: Axis = "step",
     output: str | Path | None = None,
+    overwrite: bool = False,
     note: Callable[[str], None] = print,
 ) -> list[GroupSummary]:
     """What the runs in `folders` reached, a row for each group of runs, the best mean first.
@@ -101,11 +103,16 @@ def compare(
     Args:
       folders: folders of runs, or folders with runs in them, such as a sweep's; or one such folder.
       by: a setting such as `variant` or `optimizer.learning_rate`: runs with the same value form a group.
-        None groups runs that differ only in their seed.
-      metric: a value on held-out data; None takes the first accuracy, or the loss.
+        Several such settings together, too. None groups runs that differ only in their seed.
+      best_by: a setting, such as `optimizer.learning_rate`: of groups that differ in nothing else, or not in
+        `by`, the one with the best mean remains.
+      metric: a value on held-out data; None takes the loss of language models, else the first accuracy, or
+        the loss.
       x: what the figure is drawn against.
       output: file of the figure (.png, .pdf or .svg); the table is written next to it as .csv and .md.
-      note: called with a line about runs that were left out because they have not been evaluated.
+      overwrite: replace these files; else the figure must be new, and tables that are there be the same.
+      note: called with a line about runs that were left out because they have not been evaluated, and about
+        groups of different models.
 
     Raises:
       UserError: if a folder holds no run, a run lacks the setting or the metric, or a file exists already.
@@ -118,26 +125,47 @@ def compare(
     path = None if output is None else Path(output)
     if path is not None:
         require(path.suffix in FORMATS, "output", str(path), f"a file that ends in {', '.join(FORMATS)}")
-        for file in (path, path.with_suffix(".csv"), path.with_suffix(".md")):
-            require_new_file("output", file)
+        if not (overwrite and path.is_file()):
+            require_new_file("output", path)
     runs, left_out = read_runs(folders)
     if left_out:
         note(f"not evaluated yet, and left out: {', '.join(left_out)}")
     metric = choose_metric(runs, metric)
-    groups = group(runs, by)
-    if path is not None:
-        figure.require_drawable(groups, x)
+    by = (by,) if isinstance(by, str) else tuple(by or ())
+    groups = group(runs, (*by, *filter(None, [best_by])) if by else (), best_by)
     sign = -1 if is_better(metric, 1, 0) else 1
     found = [(members, summarise(members, metric)) for members in groups]
     # What is not finite has no place among the others: last.
     found.sort(key=lambda pair: (math.isnan(pair[1].mean), sign * pair[1].mean))
+    if best_by is not None:
+        best: dict[object, tuple[Group, GroupSummary]] = {}
+        for members, row in found:
+            best.setdefault(members.runs[0].settings_but(best_by, by), (members, row))
+        found = [*best.values()]
     groups, rows = ([*column] for column in zip(*found, strict=True))
+    for members in groups:
+        first, *others = (run.experiment.model for run in members.runs)
+        if any(other != first for other in others):
+            note(f"{members.label} has runs of different models: sizes are those of {members.runs[0].name}")
     if path is not None:
-        figure.draw_curves(path, groups, metric, x)
-        files.write_text(path.with_suffix(".csv"), comma_separated(rows), is_new=True)
+        figure.require_drawable(groups, x)
         lines = markdown(metric, [*rows[0].cells], [(row.label, [*row.cells.values()]) for row in rows])
-        files.write_text(path.with_suffix(".md"), "\n".join(lines) + "\n", is_new=True)
+        tables = {
+            path.with_suffix(".csv"): comma_separated(rows),
+            path.with_suffix(".md"): "\n".join([*lines, ""]),
+        }
+        for file, text in tables.items():
+            if not (overwrite and file.is_file()) and not _holds(file, text):
+                require_new_file("output", file)
+        figure.draw_curves(path, groups, metric, x)
+        for file, text in tables.items():
+            files.write_text(file, text, is_new=not file.exists())
     return rows
+
+
+def _holds(file: Path, text: str) -> bool:
+    """Whether the file is there with this text, as beside a figure in another format."""
+    return file.is_file() and file.read_bytes() == text.encode()
 
 
 def summarise(group: Group, metric: str) -> GroupSummary:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyena_jax import config
-from hyena_jax.config import Experiment
+from hyena_jax.config import Experiment, ShardsConfig, TextConfig, TokensConfig
 from hyena_jax.config.files import Stage
 from hyena_jax.config.registry import name_of, walk
 from hyena_jax.system.errors import choose, is_unicode, require
@@ -64,6 +64,11 @@ class Run:
                     [str(kept[0][1]), *(f"{value} from step {step}" for step, value in kept[1:])]
                 )
         return texts
+
+    def settings_but(self, field: str, only: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
+        """Its settings without its seed and `field`; those of `only`, if it names some."""
+        kept = [*map(_as_field, only)] or sorted(self.settings.keys() - {"seed", _as_field(field)})
+        return tuple((name, self.settings.get(name, "absent")) for name in kept)
 
     @property
     def changed(self) -> str:
@@ -139,21 +144,24 @@ def _read(workdir: Path) -> Run:
     return Run(workdir, experiment, read_rows(workdir / METRICS), config.read_stages(workdir, experiment))
 
 
-def group(runs: Sequence[Run], by: str | None = None) -> list[Group]:
-    """The runs in groups: those that differ only in their seed, or those with the same value of a field.
+def group(runs: Sequence[Run], by: Sequence[str] = (), best_by: str | None = None) -> list[Group]:
+    """The runs in groups: those that differ only in their seed, or those with the same values of fields.
 
-    `by` is a field such as `model.d_model`, or an axis of the sweep, such as `variant`.
+    `by` are fields such as `model.d_model`, or axes of the sweep, such as `variant`; `best_by` is one that
+    must be known too.
     """
     groups: dict[str, list[Run]] = {}
-    if by is not None:
-        by = by.removeprefix("--").replace("-", "_")
-        known = dict.fromkeys(key for run in runs for key in run.settings)
-        if by not in known:
+    known = dict.fromkeys(key for run in runs for key in run.settings)
+    fields = [*map(_as_field, by)]
+    for name, field in [*(("by", field) for field in fields), ("best_by", best_by and _as_field(best_by))]:
+        if field is not None and field not in known:
             outer = [key for key in known if key.count(".") < 2]  # few enough to be listed
             differ = [key for key in outer if len({run.settings.get(key) for run in runs}) > 1]
-            choose("by", by, dict.fromkeys(differ or outer))
+            choose(name, field, dict.fromkeys(differ or outer))
+    if by:
         for run in runs:
-            groups.setdefault(f"{by}={run.settings.get(by, 'absent')}", []).append(run)
+            label = ",".join(f"{field}={run.settings.get(field, 'absent')}" for field in fields)
+            groups.setdefault(label, []).append(run)
         return [Group(label, tuple(members)) for label, members in groups.items()]
     for run in runs:
         groups.setdefault(repr((replace(run.experiment, seed=0), run.stages)), []).append(run)
@@ -164,13 +172,19 @@ def group(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     return [Group(label, tuple(members)) for label, members in zip(labels, groups.values(), strict=True)]
 
 
+def _as_field(name: str) -> str:
+    return name.removeprefix("--").replace("-", "_")
+
+
 def without_seed(name: str) -> str:
     """The name of a sweep's run, without its seed: the name of its group."""
     return re.sub(r"(^|,)seed=\d+", "", name).strip(",")
 
 
 def choose_metric(runs: Sequence[Run], metric: str | None) -> str:
-    """The metric to compare: the named one; or the first accuracy that all runs measured, else the loss.
+    """The metric to compare: the named one; or the loss of language models, else the first accuracy.
+
+    If not all runs measured that, it is the loss, or the first value that they have in common.
 
     UserError if a run has not measured the named one.
     """
@@ -181,6 +195,8 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> str:
         return metric
     require(len(common) > 0, "DIR", ", ".join(run.name for run in runs[:2]), "of runs with a value in common")
     loss = "loss" if "loss" in common else next(iter(common))
+    if all(isinstance(run.experiment.data, TextConfig | TokensConfig | ShardsConfig) for run in runs):
+        return loss
     return next((name for name in common if name.endswith("accuracy")), loss)
 
 

@@ -247,13 +247,13 @@ def _continued(run: Outcome, kept: Mapping[str, Any]) -> Outcome:
         ended["step"], values = _last_evaluation(workdir)
     except UserError:
         values = None
-    if ended["status"] == DONE and (values is None or not _holds(workdir, run.experiment)):
+    if ended["status"] == DONE and (values is None or not _holds(workdir, run.experiment, ended["step"])):
         ended["status"] = WAITING
     return replace(run, **ended, values=values)
 
 
-def _holds(workdir: Path, experiment: Experiment) -> bool:
-    """Whether a folder still holds a run of this experiment, with a checkpoint."""
+def _holds(workdir: Path, experiment: Experiment, step: int) -> bool:
+    """Whether a folder still holds a run of this experiment, with a checkpoint of this step or later."""
     from hyena_jax.training.checkpoint import saved_steps
     from hyena_jax.training.folder import CHECKPOINTS, read_folder
 
@@ -263,7 +263,8 @@ def _holds(workdir: Path, experiment: Experiment) -> bool:
         return False
     # Sizes that the model takes from its data are None in the experiment of a sweep.
     differences = config.identity_differences(experiment, found)
-    return all(line.endswith(" -> None") for line in differences) and bool(saved_steps(workdir / CHECKPOINTS))
+    is_same = all(line.endswith(" -> None") for line in differences)
+    return is_same and max(saved_steps(workdir / CHECKPOINTS), default=-1) >= step
 
 
 def _write(root: Path, outcomes: Mapping[str, Outcome], mirror: Mirror | None) -> None:

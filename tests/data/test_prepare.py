@@ -468,6 +468,7 @@ def test_wrong_settings_are_one_line(lines, tmp_path, options, message):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
+        ("a.txt", "ab".encode("utf-16"), "a.txt looks like UTF-16: convert it to UTF-8"),
         ("a.txt", b"abc\xff", "must hold UTF-8 text, but .*a.txt, byte 0 has byte 0xff at offset 3"),
         ("a.jsonl", b'{"text": "a"}\n{"text"', "a.jsonl, byte 14: not JSON"),
         ("a.jsonl", b"[1]\n", "field must be a key of every document, but .* is list"),

@@ -67,6 +67,8 @@ def test_validation_path_is_held_out(tmp_path):
         ({".hidden": "x", "empty": ""}, "{} must be a file or folder with some text, got '{}'"),
         (b"", "{} must be a file or folder with some text, got '{}'"),
         ({"x": "ok", "y": b"ab\xffc"}, "{} must hold UTF-8 text, but '{}/y' has byte 0xff at offset 2"),
+        (b"\xff\xfea\0", "{} must hold UTF-8 text, but '{}' looks like UTF-16: convert it to UTF-8"),
+        (b"\xfe\xff\0a", "{} must hold UTF-8 text, but '{}' looks like UTF-16: convert it to UTF-8"),
         (b"\xef\xbb\xbf\xc3", "{} must hold UTF-8 text, but '{}' has byte 0xc3 at offset 3"),
     ],
 )

@@ -93,7 +93,7 @@ WRITTEN = [
 def test_files_of_scores_with_a_flipped_bit(tmp_path):
     """Every bit: the file is refused and stays, or is continued to the bytes of an undisturbed one."""
     path, about = tmp_path / "scores.jsonl", {"run": "a", "step": 3}
-    with score_file.continued(path, about, len(WRITTEN)) as (_, append):
+    with score_file.continued(path, about, [row["name"] for row in WRITTEN]) as (_, append):
         append(WRITTEN)
     whole, continued = path.read_bytes(), 0
     for place in range(8 * len(whole)):
@@ -101,7 +101,7 @@ def test_files_of_scores_with_a_flipped_bit(tmp_path):
         data[place // 8] ^= 1 << place % 8
         path.write_bytes(data)
         try:
-            with score_file.continued(path, about, len(WRITTEN)) as (found, append):
+            with score_file.continued(path, about, [row["name"] for row in WRITTEN]) as (found, append):
                 append(WRITTEN[len(found) :])
         except UserError as error:
             message = str(error)

@@ -4,13 +4,14 @@ import dataclasses
 import json
 from functools import partial
 
+import grouped_heads
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from grid import grid_but, in_grid
 from references import STORED, expected, logits_of
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import hyena_jax
 from hyena_jax import cli, models
@@ -185,6 +186,47 @@ def test_rwkv7_s_tensors_of_transformers_are_used_and_read_back(converted):
         for name, tensor in zip(transform.names, transform.write(leaves[path]), strict=True):
             np.testing.assert_array_equal(tensor, stored[name], err_msg=name)
     assert {name for transform in transforms.values() for name in transform.names} == stored.keys()
+
+
+def test_olmo_hybrid_s_heads_of_values_may_share_keys(tmp_path):
+    """Compared with NumPy in float64, which gives transformers' own logits of the stored model; and back."""
+    tokens, logits = expected("olmo_hybrid")[1]
+    stored = load_file(STORED / "olmo_hybrid" / "model.safetensors")
+    found = grouped_heads.logits(stored, tokens)[:, -logits.shape[1] :]
+    assert np.abs(found - logits).max() < MOST
+    source, run = tmp_path / "theirs", tmp_path / "run"
+    tensors = grouped_heads.write_folder(source)
+    for step in ("theirs", "exported"):
+        assert cli.main(["convert", "olmo_hybrid", str(tmp_path / step), "--output", str(run / step)]) == 0
+        loaded = hyena_jax.load_run(run / step)
+        assert loaded.experiment.model.pattern[0].n_value_heads == 4
+        found = logits_of(loaded.model, loaded.params, tokens)
+        assert np.abs(found - grouped_heads.logits(tensors, tokens)).max() < MOST
+        if step == "theirs":
+            command = ["export", run / step, "--output", tmp_path / "exported", "--format", "transformers"]
+            assert cli.main(list(map(str, command))) == 0
+
+
+def test_every_block_of_rwkv_lm_s_demo_has_a_norm_that_the_first_alone_reads(stored, tmp_path, capsys):
+    """And v0, v1, v2 of the first block. With or without them the model is the same; they are named."""
+    file = stored("rwkv7") / "model.safetensors"
+    tensors, logits = load_file(file), []
+    unused = {f"blocks.0.att.v{i}" for i in range(3)}
+    plain = {name: x for name, x in tensors.items() if name not in unused}
+    norms = {
+        f"blocks.{i}.ln0.{part}": np.full(12, 7.0, np.float32) for i in (1, 2) for part in ("weight", "bias")
+    }
+    values = {name: tensors[f"blocks.1{name[8:]}"] for name in unused}
+    for name, more in (("plain", {}), ("demo", norms | values)):
+        save_file(plain | more, file)
+        assert cli.main(["convert", "rwkv7", str(file), "--output", str(tmp_path / name)]) == 0
+        run = hyena_jax.load_run(tmp_path / name)
+        logits.append(logits_of(run.model, run.params, expected("rwkv7")[1][0]))
+        said = capsys.readouterr().out
+        assert ("left out" in said) == (name == "demo")
+    np.testing.assert_array_equal(*logits)
+    names = "blocks.0.att.v0, blocks.0.att.v1, blocks.0.att.v2, blocks.1.ln0.bias and 3 more"
+    assert f"left out, as RWKV-7 never reads them: {names}\n" in said
 
 
 def test_the_0b1_has_the_shapes_of_its_preset():

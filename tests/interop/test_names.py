@@ -163,7 +163,10 @@ def test_olmo_hybrid_s_names_that_are_unclear(change, message):
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters must be an object with rope_theta"),
         ({"rope_parameters": {"rope_theta": "x"}}, "rope_parameters: rope_theta must be a number above 0"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type must be 'default'"),
-        ({"linear_num_value_heads": 4}, "linear_num_value_heads must be 2: no other is supported, got 4"),
+        (
+            {"linear_num_value_heads": 3},
+            "num_value_heads must be a multiple of linear_num_key_heads=2, got 3",
+        ),
         ({"layer_types": ["linear_attention"]}, "layer_types must be 4 layers, got 1"),
         ({"attention_bias": True}, "attention_bias must be False"),
         ({"num_attention_heads": 3}, "num_attention_heads must be a divisor of 16, got 3"),

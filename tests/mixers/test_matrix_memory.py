@@ -19,6 +19,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.config.files import identity_differences, runtime_differences
 from hyena_jax.mixers import KDA, GatedDelta, GatedDelta2, Mamba2, Mamba3
+from hyena_jax.mixers.parallel import Parallel
 from hyena_jax.ops.initializers import a_log_init, dt_bias_init
 
 # The sizes of a layer in fla's models, of one in Qwen3-Next, one in Kimi Linear, and one in Mamba-2 130M.
@@ -125,3 +126,18 @@ def test_the_chunk_changes_rounding_alone(module, config):
     )
     assert identity_differences(ours, theirs) == []
     assert runtime_differences(ours, theirs) == ["model.pattern.0.chunk: 5 -> 64"]
+
+
+def test_an_update_that_reads_nothing_erases_nothing():
+    """S_t = diag(a_t) S_{t-1} + k_t v_t^T: o_t is a sum over the tokens before, with the decays between."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, 11, 3, 4))
+    log_a = -rng.random((2, 11, 3, 4))
+    narrow = (jnp.asarray(z, jnp.float32) for z in (q, k, v, log_a))
+    found = Parallel((2, 11), None, None).update(*narrow)
+    sums, expected = np.cumsum(log_a, axis=1), np.zeros(v.shape)
+    for t in range(11):
+        for s in range(t + 1):
+            weight = (q[:, t] * np.exp(sums[:, t] - sums[:, s]) * k[:, s]).sum(axis=-1, keepdims=True)
+            expected[:, t] += weight * v[:, s]
+    assert_close(found, expected)

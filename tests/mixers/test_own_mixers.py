@@ -13,7 +13,7 @@ from tolerances import assert_close
 from hyena_jax.config import HyenaConfig, MixerConfig, ShortFilterConfig
 from hyena_jax.filters import ShortFilter
 from hyena_jax.mixers import Hyena, Mixer
-from hyena_jax.mixers.consistency import check_consistency
+from hyena_jax.mixers.consistency import check_consistency, check_float64
 from hyena_jax.system.errors import UserError
 
 D = 4
@@ -220,3 +220,18 @@ def test_many_taps_of_channels_on_several_axes():
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 12, D)), jnp.float32)
     few, many = (mixed(n_taps).apply({}, x) for n_taps in (3, 20))
     assert_close(many, few)
+
+
+def test_a_mixer_that_casts_to_float32_is_told_so_in_float64():
+    check_float64(own(lambda self, x, seq: seq.recur(nn.sigmoid(weight(self)).astype(x.dtype), x)))
+    casts = "^mixer Own casts to float32 what is float64: cast to x.dtype, and sums to jnp.promote"
+    for mix in (
+        lambda self, x, seq: seq.shift(x).astype(jnp.float32),
+        lambda self, x, seq: seq.shift(x).astype(jnp.float32) + x,
+        lambda self, x, seq: seq.scan(lambda h, x: (h + x, h), jnp.zeros((len(x), D), jnp.float32), x),
+    ):
+        with pytest.raises(UserError, match=casts) as error:
+            check_float64(own(mix))
+        assert "\n" not in str(error.value)
+        assert "output is float32" in str(error.value) or "test_own_mixers.py:" in str(error.value)
+    check_consistency(own(lambda self, x, seq: seq.shift(x).astype(jnp.float32) + x))

@@ -192,3 +192,22 @@ def test_memory_of_aft_full_grows_about_linearly():
     short, long = temporary(1024), temporary(4096)
     assert long < 5 * short
     assert short < 1024**2 * width  # a quarter of an array [B, L, L, D]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_bias_of_the_keys_cancels(dtype):
+    """Its gradient is 0: what there is of it is rounding, beside the gradients of the keys themselves."""
+    with jax.enable_x64(dtype == "float64"):
+        keys, values, weight = np.random.default_rng(0).standard_normal((3, 2, 61, 3, 4)).astype(dtype)
+        documents = jnp.zeros((1, 61), jnp.int32)
+
+        def total(keys, bias):
+            keys = keys + bias
+            return (
+                weight * aft.mean(aft.running_sums(keys, values, aft.no_sums(keys, values), documents))
+            ).sum()
+
+        of_keys, of_bias = jax.jit(jax.grad(total, (0, 1)))(keys, np.zeros((3, 4), dtype))
+    most = np.abs(of_keys).max()
+    assert most > 0.1
+    assert np.abs(of_bias).max() < {"float64": 1e-13, "float32": 1e-5}[dtype] * most

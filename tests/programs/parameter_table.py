@@ -18,7 +18,9 @@ The path, shape and layout of every parameter, for converting weights of other i
 keys of the `params` tree, joined by `/`. Dense kernels are [inputs, outputs] (PyTorch has the transpose);
 `name/*` stands for the table of that part. Letters: D = d_model, Lmax = max_len, B batch, K taps of a short
 filter, H heads; others are explained where they are used, or are names of config fields. Parameters that only
-some options have are marked.
+some options have are marked. LayerNorm is (x - mean) / sqrt(variance + eps) * scale + bias, and RMSNorm
+x / sqrt(mean square + eps) * (1 + scale): eps is `norm_eps` of the model, by default 1e-5 in LayerNorm (as
+in PyTorch; Flax's default is 1e-6) and 1e-6 in RMSNorm.
 
 This file is generated: `python tests/programs/parameter_table.py`.
 """

@@ -207,7 +207,7 @@ def test_wrong_input_is_refused_in_one_line(run, tmp_path, monkeypatch, capsys):
 
 
 ROW = {"tokens": 3, "scored": 2, "bytes": 3, "log_likelihood": -1.5}
-CHECKED = score_file.with_checksum(ROW)
+CHECKED, SECOND = (score_file.with_checksum({"name": name, **ROW}) for name in "ab")
 
 
 @pytest.mark.parametrize(
@@ -223,29 +223,38 @@ def test_other_files_are_refused_and_stay(tmp_path, content, message):
     path = tmp_path / "out.jsonl"
     path.write_text(json.dumps(content) + "\n")
     before = path.read_bytes()
-    with pytest.raises(UserError, match=message), score_file.continued(path, {"stride": 8}, 1):
+    with pytest.raises(UserError, match=message), score_file.continued(path, {"stride": 8}, "a"):
         pass
     assert path.read_bytes() == before
 
 
 def test_damaged_rows_are_refused_and_torn_ones_are_written_again(tmp_path):
     path = tmp_path / "out.jsonl"
-    with score_file.continued(path, {}, 2) as (rows, append):
+    with score_file.continued(path, {}, "ab") as (rows, append):
         assert rows == []
         append([CHECKED])
     whole = path.read_text()
     path.write_text(whole + '{"tokens": 3, "sco')
-    with score_file.continued(path, {}, 2) as (rows, append):
+    with score_file.continued(path, {}, "ab") as (rows, append):
         assert rows == [ROW]
-        append([CHECKED])
-    assert path.read_text() == whole + score_file.text_of(CHECKED)
+        append([SECOND])
+    assert path.read_text() == whole + score_file.text_of(SECOND)
+    removed, swapped = ([SECOND], [SECOND, CHECKED])
+    for rows in (removed, swapped):
+        other = tmp_path / "other.jsonl"
+        other.write_text("".join(map(score_file.text_of, [{"scores": {}}, *rows])))
+        before = other.read_bytes()
+        message = "line 2 of output .* is damaged: .*it is of the text 'b', not 'a'"
+        with pytest.raises(UserError, match=message), score_file.continued(other, {}, "ab"):
+            pass
+        assert other.read_bytes() == before
     with (
-        pytest.raises(UserError, match="must be at most 1 rows, got '2 rows'"),
-        score_file.continued(path, {}, 1),
+        pytest.raises(UserError, match="must be at most 1 rows, got '2 rows or more'"),
+        score_file.continued(path, {}, "a"),
     ):
         pass
     wrong = ({"tokens": "x"}, {"log_likelihood": "a"}, {"bytes": 0}, {"tokens": 1e400}, {"scored": 4})
-    rows = (score_file.with_checksum({**ROW, **values}) for values in wrong)
+    rows = (score_file.with_checksum({"name": "a", **ROW, **values}) for values in wrong)
     flipped = score_file.text_of(CHECKED).replace("-1.5", "-1.4")
     small = score_file.text_of(score_file.with_checksum({**ROW, "log_likelihood": -1e-5}))
     damaged = ['{"tokens": 3}\n', flipped, small.replace("e-05", "E-05"), score_file.text_of(ROW)]
@@ -253,7 +262,7 @@ def test_damaged_rows_are_refused_and_torn_ones_are_written_again(tmp_path):
         path.write_text(whole + line)
         with (
             pytest.raises(UserError, match="line 3 of output .* is damaged"),
-            score_file.continued(path, {}, 2),
+            score_file.continued(path, {}, "ab"),
         ):
             pass
 
@@ -261,9 +270,9 @@ def test_damaged_rows_are_refused_and_torn_ones_are_written_again(tmp_path):
 def test_a_file_that_another_process_writes_is_refused(tmp_path):
     path = tmp_path / "out.jsonl"
     with (
-        score_file.continued(path, {}, 1),
+        score_file.continued(path, {}, "a"),
         pytest.raises(UserError, match="is in use"),
-        score_file.continued(path, {}, 1),
+        score_file.continued(path, {}, "a"),
     ):
         pass
 

@@ -23,18 +23,19 @@ from hyena_jax.sweeps.compare import summarise, text_table
 from hyena_jax.sweeps.figure import draw_curves, in_legend
 from hyena_jax.sweeps.runs import group, read_runs
 from hyena_jax.system.errors import UserError
+from hyena_jax.tasks.recall import MQARConfig
 from hyena_jax.training.folder import write_description
 
 ACCURACY = {0: (0.2, 0.5, 0.4), 1: (0.3, 0.6, 0.8)}
 """At steps 10, 20 and 30, by seed."""
 
 
-def experiment(mixer, seed=0, max_len=16):
+def experiment(mixer, seed=0, max_len=16, data=None):
     return Experiment(
         model=LanguageModelConfig(
             pattern=(mixer,), n_layers=1, d_model=8, d_ff=8, max_len=max_len, vocab_size=256
         ),
-        data=TextConfig(path="text.txt", seq_len=16, batch_size=4),
+        data=data or MQARConfig(n_pairs=2, seq_len=16, batch_size=4),
         seed=seed,
     )
 
@@ -115,7 +116,7 @@ def test_groups_by_a_setting(sweep):
         ("n_heads", ["n_heads=2"]),
         ("--data.batch-size", ["data.batch_size=4"]),
     ):
-        assert [members.label for members in group(read_runs([sweep])[0], by)] == labels
+        assert [members.label for members in group(read_runs([sweep])[0], (by,))] == labels
     rows = hyena_jax.compare([sweep], by="n_heads")
     assert rows[0].n_runs == 3
 
@@ -162,6 +163,7 @@ def test_a_figure_of_any_number_of_groups(tmp_path, n_groups, x):
         (["empty"], "DIR must be the folder of a run"),
         ([], "DIR... must be given"),
         (["sweep", "--by", "varant"], "did you mean 'variant'"),
+        (["sweep", "--best-by", "varant"], "did you mean 'variant'"),
         (["sweep", "--metric", "acuracy"], "did you mean 'accuracy'"),
         (["sweep", "--x", "time"], "--x 'time' is unknown"),
         (["sweep", "--output", "figure.gif"], "--output must be a file that ends in .png, .pdf, .svg"),
@@ -282,3 +284,53 @@ def test_a_run_of_another_metric_is_refused(sweep, tmp_path):
     assert {row.metric for row in hyena_jax.compare([sweep, run])} == {"loss"}
     with pytest.raises(UserError, match="metric 'accuracy' is unknown"):
         hyena_jax.compare([sweep, run], metric="accuracy")
+
+
+def test_several_settings_make_groups_and_those_of_different_models_are_told(sweep, capsys):
+    assert cli.main(["compare", str(sweep), "--by", "variant", "--by", "data.batch-size"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "variant=hawk,data.batch_size=4" in captured.out
+    assert cli.main(["compare", str(sweep), "--by", "n_heads"]) == 0
+    said = "n_heads=2 has runs of different models: sizes are those of variant=attention,n_heads=2,seed=0"
+    assert capsys.readouterr().err == f"hyena-jax: {said}\n"
+
+
+@pytest.mark.parametrize("by", [None, "variant"])
+def test_only_the_best_value_of_a_setting_is_shown(tmp_path, by):
+    """Of each mixer that of the best mean over seeds, and not the one of the best run."""
+    values = {("hawk", 1e-3): (0.5, 0.6), ("hawk", 2e-3): (0.2, 0.8), ("attention", 2e-3): (0.4, 0.3)}
+    for (variant, rate), accuracies in values.items():
+        for seed, accuracy in enumerate(accuracies):
+            one = experiment({"hawk": HawkConfig(), "attention": AttentionConfig(2)}[variant], seed)
+            one = dataclasses.replace(one, optimizer=dataclasses.replace(one.optimizer, learning_rate=rate))
+            name = f"variant={variant},optimizer.learning_rate={rate},seed={seed}"
+            write_run(tmp_path / "runs" / name, one, (accuracy,))
+    rows = hyena_jax.compare(tmp_path / "runs", by=by, best_by="optimizer.learning-rate")
+    labels = [
+        f"variant={name},optimizer.learning_rate={rate}"
+        for name, rate in (("hawk", 1e-3), ("attention", 2e-3))
+    ]
+    assert [row.label for row in rows] == labels
+    assert [row.mean for row in rows] == pytest.approx([0.55, 0.35])
+
+
+def test_figures_beside_each_other_share_their_tables_and_overwriting_is_asked_for(sweep, tmp_path, capsys):
+    for name in ("a.png", "a.svg"):
+        assert cli.main(["compare", str(sweep), "--output", str(tmp_path / name)]) == 0
+    table = (tmp_path / "a.csv").read_text()
+    other = ["compare", str(sweep), "--metric", "loss", "--output"]
+    assert cli.main([*other, str(tmp_path / "a.pdf")]) == 2
+    assert "a.csv'" in capsys.readouterr().err
+    assert (tmp_path / "a.csv").read_text() == table
+    assert not (tmp_path / "a.pdf").exists()
+    assert cli.main([*other, str(tmp_path / "a.png")]) == 2
+    assert cli.main([*other, str(tmp_path / "a.png"), "--overwrite"]) == 0
+    assert "mean loss" in (tmp_path / "a.csv").read_text()
+
+
+def test_language_models_are_compared_by_their_loss(tmp_path):
+    text = TextConfig(path="text.txt", seq_len=16, batch_size=4)
+    run = write_run(tmp_path / "run", experiment(HawkConfig(), data=text), (0.75,))
+    (row,) = hyena_jax.compare(run)
+    assert (row.metric, row.last) == ("loss", (0.25,))

@@ -235,6 +235,10 @@ def with_damaged_rows(root):
     (root / "seed=1" / "metrics.jsonl").write_text("damaged")
 
 
+def without_the_newest_checkpoint(root):
+    (root / "seed=1" / "checkpoints" / "6").rename(root / "seed=1" / "checkpoints" / "3")
+
+
 def without_rows(root):
     (root / "seed=1" / "metrics.jsonl").unlink()
 
@@ -259,6 +263,7 @@ def with_swapped_folders(root):
     [
         without_folder,
         without_checkpoints,
+        without_the_newest_checkpoint,
         with_damaged_rows,
         without_rows,
         with_damaged_data,

@@ -5,6 +5,7 @@ an oracle are skipped where it has none.
 """
 
 import os
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from cases.case import Case, D, make_case
 from hyena_jax import config
 from hyena_jax.config import MIXER_CONFIGS, MixerConfig
 from hyena_jax.mixers import mixer_class
+from hyena_jax.mixers.consistency import check_float64
 from hyena_jax.system.errors import UserError
 
 for _name in filter(None, os.environ.get("HYENA_JAX_PLUGINS", "").split(os.pathsep)):
@@ -28,6 +30,19 @@ def _case(config: MixerConfig) -> Case:
     except UserError:
         return case._replace(resets=None)
     return case
+
+
+@cache
+def float64_fault(name: str) -> str | None:
+    """Why a plugin's mixer cannot be tested in float64, in one line; None if it can, or is of the package."""
+    if name not in CASES:
+        return None
+    config = CASES[name].config
+    try:
+        check_float64(mixer_class(config)(D, CASES[name].max_len, config))
+    except UserError as error:
+        return str(error)
+    return None
 
 
 CASES = {
