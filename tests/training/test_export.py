@@ -124,7 +124,7 @@ def test_the_card_says_what_the_loss_counts(model, data, smoothing, unit):
     experiment = config.Experiment(model=model, data=data, loss=loss)
     assert _loss_unit(experiment) == unit
     machine = {"devices": 1, "device": "cpu", "system": "Linux"}
-    facts = Facts({}, 1, 2, "", 1.5, unit, machine, {}, "unknown")
+    facts = Facts({"model": {}}, 1, 2, "", 1.5, unit, machine, {}, "unknown")
     assert f"| validation loss | {' '.join(['1.5', unit]).strip()} |" in card("run", facts)
 
 

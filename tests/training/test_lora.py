@@ -230,7 +230,7 @@ FLAGS = ["--model.lora.rank", "2"]
             "--model.lora.targets must be a regular expression, got",
         ),
         (["--model.lora.alpha", "8"], "--model.lora.alpha must be 16.0 without lora.rank, got 8.0"),
-        ([*FLAGS, "--init-from", "none"], "--init-from 'none' cannot be read"),
+        ([*FLAGS, "--init-from", "nothing"], "--init-from 'nothing' cannot be read"),
         ([*FLAGS, "--init-from", "."], "--init-from '.' cannot be read: workdir '.' holds no run"),
         ([*FLAGS, "--model.d-ff", "9"], "does not fit the model: 3 parameters, first "),
         ([*FLAGS, "--data.tokenizer", "characters"], "--data.tokenizer must be 'bytes', as in "),
