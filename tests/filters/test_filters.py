@@ -75,6 +75,9 @@ most_configs = pytest.mark.parametrize(
     ids=CONFIGS.keys(),
 )
 
+# Their window depends on the largest length, not on the one at hand.
+WINDOWS = ("implicit", "windowed", "short_decaying")
+
 
 def lengths(first, *others):
     """The first alone outside the marker `grid`."""
@@ -190,8 +193,11 @@ def test_derivatives_in_both_modes(config):
         check_modes(lambda params: module.apply({"params": params}, MAX_LEN), params, is_thorough=True)
 
 
-@pytest.mark.grid
-@all_configs
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(c, marks=() if name in WINDOWS else pytest.mark.grid) for name, c in CONFIGS.items()],
+    ids=CONFIGS.keys(),
+)
 @pytest.mark.parametrize("length", lengths(7, 1, 40))
 def test_a_short_filter_is_the_beginning_of_a_long_one(config, length):
     _, params = init(config)
@@ -262,6 +268,17 @@ def test_spectral_vectors_are_eigenvectors(max_len, n_vectors, monkeypatch):
     np.testing.assert_allclose(vectors @ vectors.T, np.eye(n_vectors), atol=1e-6)
     monkeypatch.setattr(spectral, "ROWS", 7)
     np.testing.assert_allclose(spectral_vectors.__wrapped__(max_len, n_vectors), phi, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["s4d", "modal", "real_modal"])
+def test_the_recurrence_it_decodes_by_has_its_taps(name):
+    module, params = init(CONFIGS[name])
+    recurrence = jax.jit(lambda params: module.apply({"params": params}, method="recurrence"))
+    log_modes, weights, lag_zero = (np.asarray(x) for x in recurrence(params))
+    powers = np.exp(log_modes[..., None] * np.arange(MAX_LEN - 1))
+    later = (weights[..., None] * powers).sum(-2).real
+    h = np.concatenate([lag_zero[..., None], later], axis=-1)
+    assert_close(np.float32(h), oracle(CONFIGS[name], params, MAX_LEN))
 
 
 def test_with_shared_weights_odd_lags_vanish():

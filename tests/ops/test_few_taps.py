@@ -1,5 +1,7 @@
 """Convolutions with few taps, in each form, equal their definition."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from derivative_modes import check_modes
 from grid import in_grid
 from tolerances import assert_close
 
+from hyena_jax.ops import few_taps
 from hyena_jax.ops.few_taps import MAX_IN_WINDOWS, MAX_SUMMED, few_taps_conv, windowed_conv
 from hyena_jax.reference import convolution
 
@@ -70,6 +73,17 @@ def test_a_later_input_has_exactly_no_influence(n_taps):
     other[..., 19] += 1
     changed = np.flatnonzero(np.abs(compiled(u, h) - compiled(other, h)).max((0, 1, 2)))
     np.testing.assert_array_equal(changed, np.arange(19, min(19 + n_taps, 37)))
+
+
+def test_prefills_and_steps_equal_the_definition():
+    u, h, skip = arrays(11, 5)
+    rows, filter = u.reshape(6, 2, 11), few_taps.with_skip(jnp.asarray(h), skip)
+    prefill, step = (jax.jit(partial(run, filter)) for run in (few_taps.prefill, few_taps.step))
+    state, parts = few_taps.empty(filter, 2, 6), []
+    for run, t, end in [(step, 0, 1), (step, 1, 2), (prefill, 2, 10), (step, 10, 11)]:
+        y, state = run(state, rows[..., t:end])
+        parts.append(y)
+    assert_close(np.concatenate(parts, axis=-1), definition(u, h, skip).reshape(6, 2, 11))
 
 
 def test_float64_stays_float64():

@@ -50,6 +50,8 @@ def test_balanced_truncation_is_stable_and_within_its_bound(order):
     poles = np.linalg.eigvals(hankel.realization(continued, order))
     assert (np.abs(poles) < 1).all()
     bound = hankel.balanced_bound(hankel.spectrum(continued, 48), order)
+    values = np.linalg.svd(hankel.dense(continued, 48), compute_uv=False)
+    np.testing.assert_allclose(bound, 2 * values[:, order:].sum(1), rtol=1e-10)
     # The best residues for its poles are at least as good as its own.
     for channel, g in enumerate(taps):
         basis = poles[channel] ** np.arange(48)[:, None]

@@ -506,11 +506,11 @@ FAULTS = [
         "Mamba-2 gates after its norm instead of before",
     ),
     Fault(
-        "mamba3_padding_moves_the_state",
+        "mamba3_padding_is_written",
         "hyena_jax/mixers/mamba.py",
-        "dt = seq.masked(jax.nn.softplus(dt + self.dt_bias.astype(dtype)))",
-        "dt = jax.nn.softplus(dt + self.dt_bias.astype(dtype))",
-        "padding of shorter prompts decays Mamba-3's state",
+        "v, starts = seq.masked(v), seq.starts(of_rows=False)",
+        "v, starts = v, seq.starts(of_rows=False)",
+        "padding of shorter prompts enters Mamba-3's memory",
     ),
     Fault(
         "rwkv7_reads_the_decayed_memory",

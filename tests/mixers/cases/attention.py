@@ -13,8 +13,8 @@ def attention_case(config: AttentionConfig | LocalAttentionConfig) -> Case:
 
 CASES = {
     "attention": attention_case(AttentionConfig(4)),
-    # In blocks at L = 64 and 127, with a partial last block; at once at 1 and 7.
-    "local_attention": attention_case(LocalAttentionConfig(2, window=5)),
+    # In blocks at L = 64 and 127, with a partial last block; at once at 1 and 7. Eps large enough to be seen.
+    "local_attention": attention_case(LocalAttentionConfig(2, window=5, qk_norm_eps=0.1)),
 }
 OPTIONS = {
     "attention_1_head": attention_case(AttentionConfig(1)),
@@ -35,6 +35,7 @@ OPTIONS = {
     "attention_hard_alibi_grouped": attention_case(
         AttentionConfig(4, n_kv_heads=2, hard_alibi_heads=2, rotary_fraction=1.0)
     ),
+    "local_attention_without_qk_norm": attention_case(LocalAttentionConfig(2, window=5)),
     "local_attention_hard_alibi": attention_case(
         LocalAttentionConfig(4, n_kv_heads=4, hard_alibi_heads=3, rotary_fraction=0.0, window=1)
     ),
