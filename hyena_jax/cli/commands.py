@@ -14,14 +14,14 @@ from hyena_jax.cli.compare import Compare
 from hyena_jax.cli.convert import Convert
 from hyena_jax.cli.distill import Distill
 from hyena_jax.cli.embed import Embed
-from hyena_jax.cli.eval import Evaluate
+from hyena_jax.cli.eval import EvaluateRun
 from hyena_jax.cli.export import Export
 from hyena_jax.cli.generate import Generate
 from hyena_jax.cli.launch import Launch
 from hyena_jax.cli.plan import Plan
 from hyena_jax.cli.prepare import Prepare
 from hyena_jax.cli.score import Score
-from hyena_jax.cli.show import Show
+from hyena_jax.cli.show import ShowRun
 from hyena_jax.cli.sweep import Sweep
 from hyena_jax.cli.task import DrawTask
 from hyena_jax.cli.train import Train
@@ -35,10 +35,10 @@ from hyena_jax.training.options import StartOptions
 # By what a person wants to do. For a command of two words, a table by the second word.
 GROUPS = {
     "Train": {"train": Train, "sweep": Sweep, "launch": Launch},
-    "Look": {"show": Show, "compare": Compare},
+    "Look": {"show": ShowRun, "compare": Compare},
     "Use": {"generate": Generate, "embed": Embed, "export": Export, "convert": Convert, "distill": Distill},
     "Measure": {
-        "eval": Evaluate,
+        "eval": EvaluateRun,
         "score": Score,
         "bench": {
             "operators": BenchOperators,

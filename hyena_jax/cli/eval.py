@@ -19,7 +19,7 @@ IN_A_LINE = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(OfRun):
+class EvaluateRun(OfRun):
     """Evaluate a run on all of its held-out data, or on tasks of EleutherAI's harness.
 
     --tasks needs the extra `eval`: pip install 'hyena_jax[eval]'.

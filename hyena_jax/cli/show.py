@@ -19,7 +19,7 @@ MAX_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Show(OfRun):
+class ShowRun(OfRun):
     """Look into a run: write one page with its mixing matrices, filters, gates and losses.
 
     The page needs no network and no other file. It shows the model at work on one text or image: by default

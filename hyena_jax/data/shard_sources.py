@@ -24,7 +24,7 @@ NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)")
 """A source with a name, `web=PATH`."""
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """A shard where it lies."""
 
     objects: Objects
@@ -39,8 +39,8 @@ class Source(NamedTuple):
     """What one path, folder or list of files holds."""
 
     objects: Objects
-    train: list[Part]
-    held_out: list[Part]
+    train: list[ShardPart]
+    held_out: list[ShardPart]
     index: Index | None
     digest: Any
     """JSON values that change with the tokens."""
@@ -100,7 +100,7 @@ def _of_index(argument: str, folder: str, name: str, config: ShardsConfig) -> So
     return Source(objects, train, held_out, index, hashlib.sha256(data).hexdigest())
 
 
-def _part(argument: str, objects: Objects, shard: Shard, index: Index, sizes: Mapping[str, int]) -> Part:
+def _part(argument: str, objects: Objects, shard: Shard, index: Index, sizes: Mapping[str, int]) -> ShardPart:
     """A shard that an index lists; UserError unless it is there, in the size that the index says."""
     file, dtype = shard.name + BIN, DTYPES[index.dtype]
     if file not in sizes:
@@ -108,7 +108,7 @@ def _part(argument: str, objects: Objects, shard: Shard, index: Index, sizes: Ma
     size = shard.tokens * dtype.itemsize
     if sizes[file] != size:
         raise UserError(f"{objects / file} has {sizes[file]:,} bytes, but its index says {size:,}", argument)
-    return Part(objects, file, shard.tokens, dtype, shard.text_bytes)
+    return ShardPart(objects, file, shard.tokens, dtype, shard.text_bytes)
 
 
 def _of_files(argument: str, folder: str, files: Sequence[str], config: ShardsConfig) -> Source:
@@ -134,7 +134,7 @@ def _of_files(argument: str, folder: str, files: Sequence[str], config: ShardsCo
         fits = sizes[file] > 0 and sizes[file] % dtype.itemsize == 0
         must = f"{config.dtype} numbers, a multiple of {dtype.itemsize} bytes"
         require(fits, f"{argument} {objects / file}", f"{sizes[file]} bytes", must)
-        parts.append(Part(objects, file, sizes[file] // dtype.itemsize, dtype, None))
+        parts.append(ShardPart(objects, file, sizes[file] // dtype.itemsize, dtype, None))
     return Source(objects, parts, [], None, [[part.file, part.tokens] for part in parts] + [config.dtype])
 
 

@@ -19,7 +19,7 @@ from hyena_jax.config import ShardsConfig
 from hyena_jax.data.dataset import Batch, Dataset, with_bits_per_byte
 from hyena_jax.data.order import Turns, drawn, places, turns
 from hyena_jax.data.shard_index import digest_of
-from hyena_jax.data.shard_sources import Part, eos_of, open_sources, tokenizer_of
+from hyena_jax.data.shard_sources import ShardPart, eos_of, open_sources, tokenizer_of
 from hyena_jax.data.tokenizers import Tokenizer
 from hyena_jax.system.errors import UserError, require
 
@@ -27,7 +27,7 @@ from hyena_jax.system.errors import UserError, require
 class Parts:
     """Shards in a row, and the windows in them."""
 
-    def __init__(self, parts: Sequence[Part], counts: Sequence[int]):
+    def __init__(self, parts: Sequence[ShardPart], counts: Sequence[int]):
         kept = [(part, count) for part, count in zip(parts, counts, strict=True) if count > 0]
         self.parts = [part for part, _ in kept]
         self.tokens = np.array([part.tokens for part in self.parts], np.int64)
@@ -119,7 +119,7 @@ class ShardSet(Dataset):
         inside = starts[:, None] + np.arange(1, self.seq_len + 1) < self.held_out.tokens[shards][:, None]
         return {**self._batch(self._read(reads)), "weights": inside.astype(np.float32)}
 
-    def _read(self, reads: Sequence[tuple[Part, int]]) -> np.ndarray:
+    def _read(self, reads: Sequence[tuple[ShardPart, int]]) -> np.ndarray:
         """L + 1 tokens, int32 [B, L + 1], of each shard from a token on; 0 beyond its end.
 
         All reads are begun first. UserError if a shard has become shorter, or an id is not in the vocabulary.
@@ -170,7 +170,7 @@ def load_shards(config: ShardsConfig, tokenizer: Tokenizer | None = None) -> Sha
         require(False, "weights", config.weights, must)
     length = config.seq_len
 
-    def windows_to_train(part: Part) -> int:
+    def windows_to_train(part: ShardPart) -> int:
         return 0 if part.tokens <= length else max(1, (part.tokens - 1) // length - 1)
 
     train = {name: [part for one in found for part in one.train] for name, found in sources.items()}

@@ -33,7 +33,7 @@ REDUCTIONS = frozenset("cumsum reduce_and reduce_max reduce_min reduce_or reduce
 Known = np.ndarray | None
 
 
-class Work(NamedTuple):
+class UnitWork(NamedTuple):
     """Computation."""
 
     matrix: float
@@ -41,8 +41,8 @@ class Work(NamedTuple):
     vector: float
     """Operations of the vector unit, in whole registers: one on [1, 128] counts as one on [8, 128]."""
 
-    def plus(self, other: "Work") -> "Work":
-        return Work(self.matrix + other.matrix, self.vector + other.vector)
+    def plus(self, other: "UnitWork") -> "UnitWork":
+        return UnitWork(self.matrix + other.matrix, self.vector + other.vector)
 
 
 class Kernel(NamedTuple):
@@ -52,7 +52,7 @@ class Kernel(NamedTuple):
     grid: tuple[int, ...]
     hbm_bytes: int
     """Blocks read and written, again when their index changes from one point of the grid to the next."""
-    work: Work
+    work: UnitWork
     """Over the whole grid."""
     results: tuple[str, ...]
     """The arrays that it returns, such as `f32[8,128]`, as HLO names them."""
@@ -114,7 +114,7 @@ def _block_bytes(mapping: Any, grid: tuple[int, ...], points: np.ndarray) -> int
 
 def _count(
     jaxpr: core.Jaxpr, args: list[Known], times: np.ndarray, grid: tuple[int, ...], points: np.ndarray
-) -> tuple[Work, list[Known]]:
+) -> tuple[UnitWork, list[Known]]:
     """The work of running a jaxpr `times` [P] times at each point of the grid, and its known results.
 
     Which branches run and how often loops repeat follows from scalars computed from the position in the grid.
@@ -126,13 +126,13 @@ def _count(
             return values.get(v)
         return np.full(times.shape, v.val) if np.ndim(v.val) == 0 else None
 
-    def inner(jaxpr: core.Jaxpr, args: list[Known], times: np.ndarray) -> tuple[Work, list[Known]]:
+    def inner(jaxpr: core.Jaxpr, args: list[Known], times: np.ndarray) -> tuple[UnitWork, list[Known]]:
         return _count(jaxpr, args, times, grid, points)
 
-    total = Work(0, 0)
+    total = UnitWork(0, 0)
     for eqn in jaxpr.eqns:
         inputs, params = [known(v) for v in eqn.invars], eqn.params
-        work, results = Work(0, 0), [None] * len(eqn.outvars)
+        work, results = UnitWork(0, 0), [None] * len(eqn.outvars)
         match name := eqn.primitive.name:
             case "program_id":
                 results = [points[params["axis"]]]
@@ -188,16 +188,16 @@ def _require(value: Known) -> np.ndarray:
     return value
 
 
-def _work(eqn: core.JaxprEqn, times: float) -> Work:
+def _work(eqn: core.JaxprEqn, times: float) -> UnitWork:
     """The work of one operation on arrays."""
     name = eqn.primitive.name
     if name == "dot_general":
-        return Work(times * _product_flops(eqn), 0)
+        return UnitWork(times * _product_flops(eqn), 0)
     if name in ELEMENTWISE:
-        return Work(0, times * _in_registers(eqn.outvars[0].aval.shape))
+        return UnitWork(0, times * _in_registers(eqn.outvars[0].aval.shape))
     if name in REDUCTIONS:
-        return Work(0, times * _in_registers(eqn.invars[0].aval.shape))
-    return Work(0, 0)
+        return UnitWork(0, times * _in_registers(eqn.invars[0].aval.shape))
+    return UnitWork(0, 0)
 
 
 def _product_flops(eqn: core.JaxprEqn) -> float:

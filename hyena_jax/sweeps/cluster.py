@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hyena_jax.sweeps.pool import ENDED, POLL_EVERY, STOPPED, Event, Pool, Request
+from hyena_jax.sweeps.pool import ENDED, POLL_EVERY, STOPPED, Event, Pool, RunRequest
 from hyena_jax.system.errors import UserError, choose, require
 from hyena_jax.system.files import LOCK, locked
 from hyena_jax.system.signals import PATIENCE
@@ -95,7 +95,7 @@ class Machine:
             os.chdir(folder)
         self._pool.__enter__()
 
-    def train(self, work: str, request: Request) -> Iterator[Event]:
+    def train(self, work: str, request: RunRequest) -> Iterator[Event]:
         """Yields the events of one piece of work."""
         if is_url(request.workdir):
             bucket = Bucket(Location.parse(request.workdir, "workdir"))

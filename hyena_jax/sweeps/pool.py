@@ -29,7 +29,7 @@ INSIDE = "HYENA_JAX_SWEEP_WORKER"
 """Environment variable of workers, where a sweep of their own is refused."""
 
 
-class Request(NamedTuple):
+class RunRequest(NamedTuple):
     """What a worker is asked to do."""
 
     kind: str
@@ -40,7 +40,7 @@ class Request(NamedTuple):
     """The run folder, or its URL; what training prints goes to `{workdir}.log`."""
     init_from: str | None
     """See `StartOptions`."""
-    others: "tuple[Request, ...]" = ()
+    others: "tuple[RunRequest, ...]" = ()
     """Further runs, to be trained together with this one. Events then have a value `run`, its name, and FREE
     follows the last."""
 

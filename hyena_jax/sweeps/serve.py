@@ -20,7 +20,7 @@ from hyena_jax.config import DataConfig, Experiment
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Dataset, Encoding, Stream, iterate
 from hyena_jax.parallel.strategy import round_up
-from hyena_jax.sweeps.pool import DIVERGED, DONE, FAILED, FREE, PLAN, PLANNED, STEP, Request
+from hyena_jax.sweeps.pool import DIVERGED, DONE, FAILED, FREE, PLAN, PLANNED, STEP, RunRequest
 from hyena_jax.system.errors import UserError, describe_fault, require
 from hyena_jax.system.output import Output
 from hyena_jax.system.signals import Interrupted
@@ -49,7 +49,7 @@ class Server:
         self._kept: tuple[DataConfig, Encoding | None, Dataset] | None = None
         self._n_served = 0
 
-    def serve(self, request: Request) -> bool:
+    def serve(self, request: RunRequest) -> bool:
         """Returns False once this process was asked to stop; what else went wrong is sent."""
         try:
             if request.others:
@@ -82,7 +82,7 @@ class Server:
                 jax.clear_caches()
         return True
 
-    def _train_together(self, requests: tuple[Request, ...]) -> None:
+    def _train_together(self, requests: tuple[RunRequest, ...]) -> None:
         """Trains runs in one program; each prints to its own log."""
         with ExitStack() as at_end:
             runs = {}
@@ -127,7 +127,7 @@ class Server:
         return loaded
 
 
-def _options(request: Request) -> StartOptions:
+def _options(request: RunRequest) -> StartOptions:
     return StartOptions(init_from=request.init_from and opened(request.init_from, "init_from"))
 
 

@@ -31,7 +31,7 @@ from hyena_jax.sweeps.pool import (
     TRAIN,
     Event,
     Pool,
-    Request,
+    RunRequest,
     ThisMachine,
 )
 from hyena_jax.sweeps.progress import MOST, SweepProgress
@@ -281,8 +281,8 @@ def _encoded(experiment: Experiment) -> dict[str, Any]:
     return json.loads(json.dumps(config.encode(experiment)))  # as it is read again: lists, not tuples
 
 
-def _request(kind: str, outcome: Outcome) -> Request:
-    return Request(kind, _encoded(outcome.experiment), _named(outcome.workdir), outcome.init_from)
+def _request(kind: str, outcome: Outcome) -> RunRequest:
+    return RunRequest(kind, _encoded(outcome.experiment), _named(outcome.workdir), outcome.init_from)
 
 
 def _named(path: Path) -> str:
