@@ -12,6 +12,7 @@ from idx_files import write_pair
 
 from hyena_jax import cli
 from hyena_jax.cli.base import fail
+from hyena_jax.cli.show import ShowRun
 
 # Its tests share compiled programs.
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("cli")]
@@ -159,6 +160,14 @@ def test_show(workdir, root, tmp_path, capsys):
         assert error.count("\n") == 1
     assert {path: path.read_bytes() for path in before} == before
     assert {path.name for path in tmp_path.iterdir()} == {"run", "page.html", "latin", "wide"}
+
+
+def test_show_says_how_large_its_page_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hyena_jax.inspect.content.content", lambda *_: None)
+    monkeypatch.setattr("hyena_jax.inspect.page.page", lambda _: 1_250_000 * "é")
+    monkeypatch.setattr(ShowRun, "_example", lambda self: None)
+    assert ShowRun(workdir=tmp_path).run([]) == 0
+    assert "2.5 MB, to be opened in a browser" in capsys.readouterr().out
 
 
 SMALL_IMAGES = """

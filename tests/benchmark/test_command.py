@@ -323,6 +323,18 @@ def test_decoding(tmp_path, capsys):
     assert "ms/token" in capsys.readouterr().out
 
 
+def test_the_table_of_decoding_has_milliseconds_a_token_and_tokens_of_all_sequences():
+    measured = dict.fromkeys(
+        ("trace_seconds", "lower_seconds", "compile_seconds", "compiled_bytes", "live_bytes")
+    )
+    seconds = {"median": 0.02, "lower": 0.0185, "upper": 0.25, "runs": 5, "dispatch": None}
+    passes = {key: {**measured, "seconds": seconds} for key in ("prefill", "step")}
+    row = {"method": "hyena", "context": 1024, "batch": 3, "passes": passes, "state_bytes": 3 * 2**19}
+    (cells,) = DecodeBenchmark(Decode(mixers=("hyena",))).cells(row)
+    assert cells["ms/token"] == "20 (18.5-250)"
+    assert (cells["tokens/s"], cells["state MiB"]) == ("150", "1.50")
+
+
 @pytest.mark.grid
 def test_a_mixer_of_the_users_is_timed_and_said_not_to_be_checked(plugin, tmp_path, capsys):
     folder = tmp_path / "new"

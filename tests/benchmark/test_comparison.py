@@ -106,6 +106,7 @@ def test_a_known_ratio_has_its_interval_and_its_exit_code(tmp_path, capsys):
     assert "or the machine was" not in captured.out + captured.err
     assert run(a, b, "--threshold", 0.2, "--json") == 0
     slow, quick = json.loads(capsys.readouterr().out)
+    assert f"{1000 * slow['a']:.4g} " in captured.out  # ms
     assert slow["lower"] < 1.1 < slow["upper"]
     assert slow["verdict"] == "slower"
     assert quick["lower"] < 0.8 < quick["upper"]

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
+from hyena_jax.benchmark import timing
 from hyena_jax.benchmark.operators import crossover, fitted_exponent
 from hyena_jax.benchmark.settings import Effort
 from hyena_jax.benchmark.timing import (
@@ -54,12 +55,35 @@ def test_a_slow_program_still_has_its_least_runs_and_a_quick_one_no_more_than_en
     assert times["quick"].runs == MAX_RUNS
 
 
+def test_a_run_takes_until_its_result_is_ready():
+    clock = Clock()
+
+    class Result:
+        def block_until_ready(self):
+            clock.now += 2.0
+
+    def run():
+        clock.now += 1.0
+        return Result()
+
+    times = timed(clock, {"a": run}, 1.0, 1)["a"]
+    assert (times.median, times.dispatch) == (3.0, 1.0)
+
+
+def test_a_copy_reads_and_writes(monkeypatch):
+    monkeypatch.setattr(timing, "MATMUL_SIZE", {"cpu": 3})
+    monkeypatch.setattr(timing, "COPY_BYTES", {"cpu": 28})
+    times = {"matmul": summarize([2.0]), "copy": summarize([4.0])}
+    monkeypatch.setattr(timing, "interleave", lambda *_: times)
+    assert timing.measure_roofline("float32") == (2 * 27 / 2.0, 2 * 28 / 4.0)
+
+
 def test_median_quartiles_and_mean():
-    timing = summarize([5.0, 1.0, 3.0, 2.0, 40.0])
-    assert timing == Timing(3.0, 2.0, 5.0, 10.2, 5)
+    times = summarize([5.0, 1.0, 3.0, 2.0, 40.0])
+    assert times == Timing(3.0, 2.0, 5.0, 10.2, 5)
     assert summarize([7.0]) == Timing(7.0, 7.0, 7.0, 7.0, 1)
     assert summarize([7.0], [2.0]).dispatch == 2.0
-    assert timing.of_one(2) == Timing(1.5, 1.0, 2.5, 5.1, 5)
+    assert times.of_one(2) == Timing(1.5, 1.0, 2.5, 5.1, 5)
 
 
 def test_a_measured_program_says_what_its_compiler_said():
