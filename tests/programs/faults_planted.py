@@ -529,7 +529,7 @@ FAULTS = [
     Fault(
         "layer_norm_eps_ignored",
         "hyena_jax/mixers/layers.py",
-        "nn.LayerNorm(epsilon=1e-5 if eps is None else eps, dtype=dtype)",
+        "nn.LayerNorm(epsilon=eps, dtype=dtype)",
         "nn.LayerNorm(epsilon=1e-5, dtype=dtype)",
         "LayerNorm ignores the config's norm_eps",
         ("tests/models",),
