@@ -332,7 +332,6 @@ def decode_blocks(
     blocks: list[Block], method: str, states: tuple[Any, ...], x: jax.Array, *arguments: jax.Array | None
 ) -> tuple[tuple[Any, ...], jax.Array]:
     """The states after the next tokens x, and the last block's output; see `Block.decode`."""
-
     after, handed = [], {}
     for block, state in zip(blocks, states, strict=True):
         state, x, handed = _once(_next, block, (method,), state, x, handed, *arguments)
@@ -355,6 +354,7 @@ def _once(function: Callable, block: Block, static: tuple, *arrays: Arrays) -> A
     """
     scope, mixer = block.scope, mixer_class(block.mixer_config)
     has_more = scope.mutable or set(block.variables) - {"params"}
+    # Flax has no public name for the interceptors that are at work.
     if block.is_initializing() or has_more or flax_module._global_interceptor_stack:
         return function(block, *static, *arrays)
     # The mixers of this package read `layer` in initialisers alone; a user's may read it anywhere.
