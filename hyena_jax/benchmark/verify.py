@@ -28,10 +28,19 @@ class Mismatch(Exception):
     """A mixer or model differs from its oracle, so it is not timed."""
 
 
+def relative_error(actual: jax.Array, expected: np.ndarray) -> float:
+    """The largest difference, relative to the largest expected magnitude; NaN if a value is."""
+    actual = np.asarray(actual).astype(np.float64)
+    return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30))
+
+
 def require_close(what: str, actual: jax.Array, expected: np.ndarray, dtype: str) -> None:
     """Raises Mismatch unless both agree within the tolerance of `dtype`; NaN never agrees."""
-    actual = np.asarray(actual).astype(np.float64)
-    error = np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30)
+    require_small(what, relative_error(actual, expected), dtype)
+
+
+def require_small(what: str, error: float, dtype: str) -> None:
+    """Raises Mismatch if the error, relative to the largest value, is above the tolerance of `dtype`."""
     if not error <= TOLERANCE[dtype]:
         raise Mismatch(
             f"{what} differs from its oracle by {error:.2g} of the largest value in {dtype}, more than "
@@ -71,22 +80,23 @@ def verify_model(name: str, config: ModelConfig) -> bool:
     return True
 
 
-def verify_decoding(name: str, config: LanguageModelConfig) -> None:
-    """Compares a small model's prefill and steps with its parallel form."""
-    small = small_model(config)
+def decoding_error(small: LanguageModelConfig) -> float:
+    """The relative error of a small model's prefill and steps beside its parallel form."""
     model = models.build(small)
     length = min(LENGTH, small.max_len)
     tokens = random_inputs(small, BATCH, length)
     params = random_params(model, tokens)
-    expected = np.float64(jax.jit(lambda params: model.apply({"params": params}, tokens))(params))
 
-    def decode(params: dict) -> jax.Array:
+    @jax.jit
+    def both(params: dict) -> tuple[jax.Array, jax.Array]:
         bound = model.bind({"params": params})
         state, first = bound.prefill(bound.init_state(BATCH, length), tokens[:, :-2])
         state, second = bound.step(state, tokens[:, -2])
-        return jnp.concatenate([first, second[:, None], bound.step(state, tokens[:, -1])[1][:, None]], axis=1)
+        parts = [first, second[:, None], bound.step(state, tokens[:, -1])[1][:, None]]
+        return jnp.concatenate(parts, axis=1), bound(tokens)
 
-    require_close(f"decoding with {name}", jax.jit(decode)(params), expected, config.dtype)
+    decoded, parallel = both(params)
+    return relative_error(decoded, np.float64(parallel))
 
 
 def initial_params(module: nn.Module, inputs: jax.Array, seed: int) -> dict:
@@ -98,11 +108,10 @@ def initial_params(module: nn.Module, inputs: jax.Array, seed: int) -> dict:
 
 
 def random_params(module: nn.Module, inputs: jax.Array) -> dict:
-    """Initial parameters with a little noise."""
-    leaves, structure = jax.tree.flatten(initial_params(module, inputs, 1))
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    moved = [x + NOISE * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys, strict=True)]
-    return structure.unflatten(moved)
+    """Initial parameters with a little noise, as NumPy arrays."""
+    rng = np.random.default_rng(2)
+    params = jax.device_get(initial_params(module, inputs, 1))
+    return jax.tree.map(lambda x: x + (NOISE * rng.standard_normal(x.shape)).astype(x.dtype), params)
 
 
 def small_width(config: MixerConfig, d_model: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from hyena_jax import __version__
 from hyena_jax.cli.base import HELP, Command, read_command
 from hyena_jax.cli.bench import BenchCompare, BenchDecode, BenchFunction, BenchModel, BenchOperators
+from hyena_jax.cli.check import Check
 from hyena_jax.cli.compare import Compare
 from hyena_jax.cli.convert import Convert
 from hyena_jax.cli.distill import Distill
@@ -38,6 +39,7 @@ GROUPS = {
     "Look": {"show": ShowRun, "compare": Compare},
     "Use": {"generate": Generate, "embed": Embed, "export": Export, "convert": Convert, "distill": Distill},
     "Measure": {
+        "check": Check,
         "eval": EvaluateRun,
         "score": Score,
         "bench": {
