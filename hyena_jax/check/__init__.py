@@ -1,13 +1,14 @@
 """`hyena-jax check`: whether everything computes the right values on the devices that JAX finds."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from hyena_jax.check.facts import Check, Fact
+from hyena_jax.check.facts import BOUNDS, Check, Fact
 from hyena_jax.check.mixers import check_mixer, check_model, small_models
 from hyena_jax.check.operators import operator_cases
 from hyena_jax.check.training import training_cases
@@ -24,9 +25,25 @@ class Outcome(NamedTuple):
     """Why it did not run to its end."""
     seconds: float
 
-    @property
-    def is_wrong(self) -> bool:
-        return self.fault is not None or not all(fact.holds for fact in self.facts)
+    def worst(self) -> float:
+        """How many times its bound the largest error is; infinity where there is no number."""
+        ratios = [fact.error / max(BOUNDS[fact.what], 1e-30) for fact in self.facts]
+        found = max([math.inf if math.isnan(ratio) else ratio for ratio in ratios], default=0.0)
+        return found if self.fault is None else math.inf
+
+    def says(self) -> str:
+        """What is wrong; empty if nothing is."""
+        wrong = [
+            fact.note or f"{fact.what} is wrong by {fact.error:.1e}, more than {BOUNDS[fact.what]:g}"
+            for fact in self.facts
+            if not fact.holds
+        ]
+        return self.fault or "; ".join(wrong)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields; an error that is not finite, for which JSON has no number, is null."""
+        errors = {fact.what: fact.error if math.isfinite(fact.error) else None for fact in self.facts}
+        return {"name": self.name, "wrong": self.says(), "errors": errors, "seconds": round(self.seconds, 2)}
 
 
 def cases() -> dict[str, Check]:

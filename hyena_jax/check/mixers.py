@@ -14,7 +14,7 @@ import numpy as np
 
 from hyena_jax import models
 from hyena_jax.benchmark import verify
-from hyena_jax.check.facts import Fact, against_oracle
+from hyena_jax.check.facts import Fact, against_oracle, largest
 from hyena_jax.config import (
     MODEL_CONFIGS,
     AttentionConfig,
@@ -71,7 +71,7 @@ def check_mixer(config: MixerConfig, forms: Forms | None) -> Iterator[Fact]:
             decoded = jax.jit(partial(_decoded, module))(params, x)
             rows = oracle(params, x[:1, PREFILLED - SHORT :], MAX_LEN), oracle(params, x[1:], MAX_LEN)
             found = decoded[:1, PREFILLED - SHORT :], decoded[1:]
-            yield Fact(what, max(map(verify.relative_error, found, rows)))
+            yield Fact(what, largest(map(verify.relative_error, found, rows)))
 
 
 def _decoded(module: nn.Module, params: dict, x: jax.Array) -> jax.Array:

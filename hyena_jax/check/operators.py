@@ -74,7 +74,7 @@ def operator_cases(platform: str) -> Iterator[tuple[str, Check]]:
             def exact(q, k, v, log_a, read, state, starts=starts) -> tuple:
                 return exact_delta_rule(q, k, v, log_a, read, None, state, starts)
 
-            name = f"{form.__name__}, decays of each {'channel' if by_channel else 'head'}"
+            name = f"{form.__name__} with decays of each {'channel' if by_channel else 'head'}"
             yield name, partial(against_oracle, ours, exact, given)
 
     for window in (None, 13):
@@ -94,7 +94,7 @@ def _convolution(u: np.ndarray, h: np.ndarray) -> np.ndarray:
 
 
 def _delta_rule_arrays(rng: np.random.Generator, by_channel: bool) -> tuple[np.ndarray, ...]:
-    """q, k, v, log_a, read and a state: more than a chunk of 64 tokens, two heads of values for one of keys."""
+    """q, k, v, log_a, read and a state: over a chunk of 64 tokens, two heads of values for one of keys."""
     shapes = (1, 67, 1, 8), (1, 67, 1, 8), (1, 67, 2, 8), (1, 2, 8, 8)
     q, k, v, state = (rng.standard_normal(shape, np.float32) for shape in shapes)
     k /= np.linalg.norm(k, axis=-1, keepdims=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from hyena_jax import models, parallel
 from hyena_jax.benchmark.verify import relative_error
-from hyena_jax.check.facts import Check, Fact, Tree
+from hyena_jax.check.facts import Check, Fact, Tree, have_equal_bits, largest
 from hyena_jax.config import (
     AttentionConfig,
     ConstantConfig,
@@ -70,7 +70,7 @@ def training_cases() -> Iterator[tuple[str, Check]]:
         yield Fact("update", _largest_difference(found.moved, expected.moved))
         if config is layouts["one device"]:
             again = _train(config).state
-            if not _are_equal(found.state, again):
+            if not have_equal_bits(found.state, again):
                 yield Fact(
                     "same bits", 0.0, "two trainings differ in bits: an operation is not deterministic"
                 )
@@ -109,11 +109,7 @@ def _largest_difference(moved: Tree, expected: Tree) -> float:
     """Relative to the largest value of each leaf; one that hardly moves is only rounding."""
     pairs = list(zip(jax.tree.leaves(moved), jax.tree.leaves(expected), strict=True))
     least = 1e-2 * max(np.abs(theirs).max() for _, theirs in pairs)
-    return max(float(np.abs(a - b).max() / max(np.abs(b).max(), least)) for a, b in pairs)
-
-
-def _are_equal(a: Tree, b: Tree) -> bool:
-    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+    return largest(np.abs(a - b).max() / max(np.abs(b).max(), least) for a, b in pairs)
 
 
 def _check_dropout() -> Iterator[Fact]:
@@ -133,7 +129,7 @@ def _check_checkpoint(state: Tree) -> Iterator[Fact]:
             checkpoints.save(Meta(STEPS), state.to_items())
         with Checkpoints(Path(folder) / "checkpoints", 1, print) as checkpoints:
             restored = checkpoints.restore(jax.eval_shape(lambda: state.to_items()))
-    is_same = restored is not None and _are_equal(restored.items, state.to_items())
+    is_same = restored is not None and have_equal_bits(restored.items, state.to_items())
     yield Fact(
         "same bits",
         0.0 if is_same else float("inf"),

@@ -61,16 +61,24 @@ def start_jax(note: Callable[[str], None]) -> None:
     start_devices()
 
 
-def has_library_without_tpu() -> bool:
-    """Whether libtpu is installed without a TPU or a GPU: it would print errors of its own."""
+def has_accelerator() -> bool:
+    """Whether there is a device for an installed plugin of JAX, which then does not choose the CPU."""
     has_tpu = any(Path("/dev").glob("accel*")) or any(Path("/dev").glob("vfio/*"))
-    has_gpu = any(importlib.util.find_spec(f"jax_cuda{n}_plugin") is not None for n in (12, 13))
-    return importlib.util.find_spec("libtpu") is not None and not has_tpu and not has_gpu
+    return (_has_libtpu() and has_tpu) or (_has_cuda() and any(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _has_libtpu() -> bool:
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def _has_cuda() -> bool:
+    return any(importlib.util.find_spec(f"jax_cuda{n}_plugin") is not None for n in (12, 13))
 
 
 def import_jax() -> None:
     """Imports JAX; raises UserError if an environment variable prevents that, or breaks commands."""
-    if "JAX_PLATFORMS" not in os.environ and has_library_without_tpu():
+    if "JAX_PLATFORMS" not in os.environ and _has_libtpu() and not _has_cuda() and not has_accelerator():
+        # libtpu would print errors of its own.
         os.environ["JAX_PLATFORMS"] = "cpu"
     if "XLA_FLAGS" in os.environ and "jax" not in sys.modules:
         _try_xla_flags(os.environ["XLA_FLAGS"])
@@ -127,14 +135,15 @@ def start_devices() -> None:
 
 
 def refuse_wrong_jaxlib() -> None:
-    """Raises UserError if this jaxlib is one of `FAILS_ON_CPUS` and may run on a CPU.
+    """Raises UserError if this jaxlib is one of `FAILS_ON_CPUS` and is going to run on a CPU.
 
-    It may unless JAX_PLATFORMS names an accelerator first: asking JAX would start its backends, which must
+    JAX_PLATFORMS says so, or that there is no accelerator: asking JAX would start its backends, which must
     not happen before several processes have joined.
     """
     version = importlib.metadata.version("jaxlib")
     platform = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
-    if version in FAILS_ON_CPUS and platform in ("", "cpu"):
+    is_cpu = platform == "cpu" or (platform == "" and not has_accelerator())
+    if version in FAILS_ON_CPUS and is_cpu:
         raise UserError(
             f"jaxlib {version} {FAILS_ON_CPUS[version]}; install another version: "
             "pip install jax==0.10.1, or pip install --upgrade jax on Python 3.12 and newer "

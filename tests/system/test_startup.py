@@ -97,8 +97,10 @@ def test_a_wrong_jaxlib_is_refused_on_a_cpu(wrong_jaxlib, monkeypatch, capsys, t
     assert not (tmp_path / "run").exists()
 
 
-def test_a_wrong_jaxlib_may_run_on_an_accelerator(wrong_jaxlib, monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
+@pytest.mark.parametrize(("platforms", "has_accelerator"), [("cuda,cpu", False), ("", True)])
+def test_a_wrong_jaxlib_may_run_on_an_accelerator(wrong_jaxlib, monkeypatch, platforms, has_accelerator):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(startup, "has_accelerator", lambda: has_accelerator)
     startup.refuse_wrong_jaxlib()
 
 
