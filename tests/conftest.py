@@ -1,6 +1,7 @@
 """Before JAX starts: four CPU devices, and quick compilation.
 
-HYENA_JAX_TESTS_XLA=default compiles as XLA does by default.
+HYENA_JAX_TESTS_XLA=default compiles as XLA does by default. HYENA_JAX_TESTS_PLATFORM=gpu, or tpu, runs
+tests/ops, tests/mixers and tests/models on the first device there; =cpu on one CPU device, as these would.
 """
 
 import gc
@@ -15,15 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit the controller's
-    _flags = ["--xla_force_host_platform_device_count=4"]
+    _platform = os.environ.get("HYENA_JAX_TESTS_PLATFORM")
+    _flags = [] if _platform else ["--xla_force_host_platform_device_count=4"]
     # The tests compile much and run it on little: machine code that is not optimised takes half the time.
-    if os.environ.get("HYENA_JAX_TESTS_XLA") != "default":
+    if os.environ.get("HYENA_JAX_TESTS_XLA") != "default" and _platform not in ("gpu", "tpu"):
         # One part of a program instead of up to 32 compiles in five sixths of the time.
         _flags += ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
         if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know this flag
             _flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ["XLA_FLAGS"] = " ".join([*_flags, os.environ.get("XLA_FLAGS", "")])
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_PLATFORMS"] = {"gpu": "cuda,cpu", "tpu": "tpu,cpu"}.get(_platform, "cpu")
+    if _platform:
+        os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Without the line of code of each operation, building programs takes nineteen twentieths of the time.
     os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
@@ -39,8 +44,17 @@ from bucket_server import BUCKET, Proxy, reached_at, serving
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+PLATFORM = os.environ.get("HYENA_JAX_TESTS_PLATFORM")
 MAX_MAPS = 30_000  # half of what Linux grants: the tests until the next count add far less than the rest
 COUNT_EVERY = 16  # tests
+# Files and tests of these that need several devices, or the CPU's own forms.
+NEED_DEVICES = {
+    *("test_shards.py", "test_layout.py", "test_sequence_layouts.py", "test_shards_count_on_every_device"),
+    *(
+        "test_derivatives_in_both_modes_where_ffts_are_sharded",
+        "test_a_sharded_fft_moves_no_rows_between_devices",
+    ),
+}
 NEED_PACKAGES = {"bucket", "proxy", "wheel"}  # fixtures
 SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tiny_shakespeare" / "input.txt"
 
@@ -53,6 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if NEED_PACKAGES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("packages")
+        if PLATFORM and (item.path.name in NEED_DEVICES or item.name.split("[")[0] in NEED_DEVICES):
+            item.add_marker(pytest.mark.skip(reason="needs four fake CPU devices"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

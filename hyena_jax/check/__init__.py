@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,8 +13,10 @@ from hyena_jax.check.facts import BOUNDS, Check, Fact
 from hyena_jax.check.mixers import check_mixer, check_model, small_models
 from hyena_jax.check.operators import operator_cases
 from hyena_jax.check.training import training_cases
-from hyena_jax.config import MIXER_CONFIGS
+from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS, FIRConfig
 from hyena_jax.ops.forms import forms_for
+
+WINDOW = 13
 
 
 class Outcome(NamedTuple):
@@ -51,10 +54,14 @@ def cases() -> dict[str, Check]:
     platform = jax.default_backend()
     found = dict(operator_cases(platform))
     found |= dict(training_cases())
-    for name, make in MIXER_CONFIGS.items():
-        found[name] = partial(check_mixer, make(), None)
+    mixers = {name: make() for name, make in MIXER_CONFIGS.items()}
+    mixers |= {f"filter: {name}": FIRConfig(filter=make()) for name, make in FILTER_CONFIGS.items()}
+    for name, config in mixers.items():
+        if hasattr(config, "window"):  # shorter than the rows
+            config = replace(config, window=WINDOW)
+        found[name] = partial(check_mixer, config, None)
         if platform != "cpu":
-            found[f"{name} with kernels"] = partial(check_mixer, make(), forms_for(platform, kernels=True))
+            found[f"{name}, kernels"] = partial(check_mixer, config, forms_for(platform, kernels=True))
     return found | {f"model: {name}": partial(check_model, small) for name, small in small_models().items()}
 
 

@@ -93,12 +93,23 @@ def _fits(config: MixerConfig, width: int) -> bool:
     return True
 
 
+SOFT_CAPPED = "griffin:recurrentgemma_2b"
+"""The config whose logits have a soft cap, which no default variant has."""
+
+
 def small_models() -> dict[str, ModelConfig]:
     """By config, small models of the same blocks, with attention in place of its mixers; equal ones once."""
     found: dict[ModelConfig, str] = {}
     sizes = {"vocab_size": verify.LARGEST_VOCABULARY, "image_size": (8, 8), "channels": 1, "n_classes": 10}
-    sizes |= {"d_model": 32, "max_len": 40, "dtype": "float32", "dropout": 0.0, "remat": "none"}
-    for called in config_files():
+    sizes |= {
+        "d_model": 32,
+        "max_len": 40,
+        "dtype": "float32",
+        "dropout": 0.0,
+        "remat": "none",
+        "norm_eps": 1e-3,
+    }
+    for called in (*config_files(), SOFT_CAPPED):
         model = load(called).model
         places = len(getattr(model, "norm_places", (None,)))
         pattern = (AttentionConfig(2, causal=model.pattern[0].causal),) * places

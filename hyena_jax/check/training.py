@@ -22,6 +22,7 @@ from hyena_jax.config import (
     HawkConfig,
     HyenaConfig,
     LanguageModelConfig,
+    LocalAttentionConfig,
     ParallelConfig,
     SGDConfig,
 )
@@ -30,8 +31,8 @@ from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import init_params, init_state, make_train_step
 
 MODEL = LanguageModelConfig(
-    pattern=(HyenaConfig(), HawkConfig(), AttentionConfig(2)),
-    n_layers=3,
+    pattern=(HyenaConfig(), HawkConfig(), AttentionConfig(2), LocalAttentionConfig(2, window=13)),
+    n_layers=4,
     d_model=32,
     d_ff=64,
     max_len=64,

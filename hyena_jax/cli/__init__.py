@@ -1,11 +1,11 @@
 """The command line: reads the arguments, runs a command, and turns errors into exit codes.
 
-Exit codes: 0 done; 1 a benchmark found values that differ from their oracle, or rows that are slower than in
-another, a distillation no state size within its bound, a plan that its step does not compile or fit, or some
-run of a sweep failed; 2 wrong input; 3 the machine failed (disk full, no permission, another process lost); 4
-the run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had nothing to save
-at SIGTERM or SIGHUP: the same command continues, as EX_TEMPFAIL of sysexits.h says; 130 interrupted by SIGINT
-with nothing to save.
+Exit codes: 0 done; 1 `check` or a benchmark found values that differ from their oracle, or rows that are
+slower than in another, a distillation no state size within its bound, a plan that its step does not compile
+or fit, or some run of a sweep failed; 2 wrong input; 3 the machine failed (disk full, no permission, another
+process lost); 4 the run diverged; 75 a training was asked to stop (SIGINT, SIGTERM, SIGHUP) and saved, or had
+nothing to save at SIGTERM or SIGHUP: the same command continues, as EX_TEMPFAIL of sysexits.h says; 130
+interrupted by SIGINT with nothing to save.
 """
 
 import errno

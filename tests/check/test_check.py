@@ -11,7 +11,7 @@ import pytest
 from hyena_jax import check, cli
 from hyena_jax.check.facts import BOUNDS, Fact, against_oracle
 from hyena_jax.check.training import training_cases
-from hyena_jax.config import MIXER_CONFIGS, config_files
+from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS
 from hyena_jax.training import step
 
 
@@ -54,11 +54,11 @@ def test_a_wrong_reverse_mode_alone_is_found():
 
 def test_every_mixer_config_and_layout_has_a_case():
     names = check.cases().keys()
-    assert names >= MIXER_CONFIGS.keys()
+    assert names >= MIXER_CONFIGS.keys() | {f"filter: {name}" for name in FILTER_CONFIGS}
     assert {"fused_conv", "gpu_recurrence", "fused_delta_rule with decays of each channel"} <= names
     assert {"training: pmap over 4 devices", "training: fsdp 4", "training: data 2 x sequence 2"} <= names
     blocks = {name.removeprefix("model: ") for name in names if name.startswith("model: ")}
-    assert {"griffin", "olmo_hybrid", "images"} <= blocks < {*config_files()}
+    assert {"griffin", "olmo_hybrid", "images", "griffin:recurrentgemma_2b"} <= blocks
 
 
 @pytest.mark.parametrize("name", ["hawk", pytest.param("fir", marks=pytest.mark.grid)])
