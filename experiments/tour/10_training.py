@@ -16,6 +16,7 @@ import tempfile
 import jax
 import numpy as np
 import show
+from oracles import toeplitz
 
 import hyena_jax
 from hyena_jax.config import AttentionConfig, GatedDeltaConfig, HyenaConfig
@@ -23,7 +24,6 @@ from hyena_jax.data.tasks import load_task
 from hyena_jax.inspect import mixing, trace
 from hyena_jax.mixers import mixer_oracle
 from hyena_jax.reference import filters
-from hyena_jax.reference.convolution import toeplitz
 from hyena_jax.reference.hyena import projections
 from hyena_jax.reference.models import language_model
 from hyena_jax.training.step import init_params

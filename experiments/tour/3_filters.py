@@ -12,13 +12,13 @@
 import jax
 import numpy as np
 import show
+from oracles import linear_convolution, modal_convolution
 
 from hyena_jax.config import ExplicitFilterConfig, ImplicitFilterConfig, S4DFilterConfig
 from hyena_jax.filters import build_filter
 from hyena_jax.filters.implicit import CKConvFilter, ImplicitFilter
 from hyena_jax.inspect import effective_length
 from hyena_jax.reference import filters as reference
-from hyena_jax.reference.convolution import linear_convolution, modal_convolution
 
 LENGTH, CHANNELS = 256, 4
 lag = np.arange(LENGTH)

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import show
+from oracles import doubling_scan, linear_convolution
 
 from hyena_jax.config import HawkConfig
 from hyena_jax.mixers import Hawk, mixer_oracle
 from hyena_jax.ops.linear_recurrence import associative_recurrence
 from hyena_jax.ops.rg_lru import factors
-from hyena_jax.reference.convolution import linear_convolution
-from hyena_jax.reference.recurrence import doubling_scan, linear_recurrence, rg_lru
+from hyena_jax.reference.recurrence import linear_recurrence, rg_lru
 
 rng = np.random.default_rng(0)
 
@@ -128,7 +128,7 @@ show.lines(curves, styles=("steps", "steps"), ax=bottom, xlabel="time t", ylabel
 #
 # Hillis and Steele 1986, Blelloch 1990; for neural networks [Martin and Cundy
 # 2018](https://arxiv.org/abs/1709.04057). Oracle:
-# [`doubling_scan`](../../hyena_jax/reference/recurrence.py). Code:
+# [`doubling_scan`](oracles.py). Code:
 # [`associative_recurrence`](../../hyena_jax/ops/linear_recurrence.py).
 #
 # So compose each step with the one before it, all at the same time: now every entry covers two steps. Compose

@@ -14,6 +14,7 @@ import math
 import jax
 import numpy as np
 import show
+from oracles import simple
 
 from hyena_jax.config import AFTFullConfig, AFTSimpleConfig, FastmaxConfig
 from hyena_jax.mixers import mixer_class, mixer_oracle
@@ -169,7 +170,7 @@ show.lines(curves, lengths, styles, "xy", xlabel="length L", ylabel="multiplicat
 #   \frac{\sum_{s \le t} e^{k_s + w_{t,s}} \odot v_s}{\sum_{s \le t} e^{k_s + w_{t,s}}} .$$
 #
 # [Zhai et al. 2021, section 3](https://arxiv.org/abs/2105.14103). Oracles:
-# [`aft`](../../hyena_jax/reference/aft.py), [`simple`](../../hyena_jax/reference/aft.py). Code:
+# [`aft`](../../hyena_jax/reference/aft.py), [`simple`](oracles.py). Code:
 # [`running_sums`](../../hyena_jax/ops/aft.py).
 #
 # The variants differ in $w$. *Full* learns it for all pairs of positions, and works for all of them as
@@ -179,7 +180,7 @@ show.lines(curves, lengths, styles, "xy", xlabel="length L", ylabel="multiplicat
 # is a third number, the largest key *so far*; when it moves, the two sums are rescaled.
 
 # %%
-show.code(aft.simple)
+show.code(simple)
 
 # %%
 errors = {}
@@ -225,6 +226,6 @@ assert crossings == {8: 90, 64: 4290}
 no_bias = np.zeros((WIDTH, LENGTH, LENGTH))
 for scale in (1, 1000):
     by_definition = aft.aft(q[None], scale * k[None], v[None], no_bias, one_document)[0]
-    assert np.allclose(aft.simple(q, scale * k, v), by_definition)
+    assert np.allclose(simple(q, scale * k, v), by_definition)
 # The layers are their oracles.
 assert max(errors.values()) < 1e-5

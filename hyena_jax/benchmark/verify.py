@@ -1,5 +1,6 @@
 """Checks before timing: every mixer and model is compared with its float64 oracle."""
 
+import contextlib
 from dataclasses import fields, replace
 from functools import partial
 
@@ -115,13 +116,12 @@ def random_params(module: nn.Module, inputs: jax.Array) -> dict:
 
 
 def small_width(config: MixerConfig, d_model: int) -> int:
-    """A width that is quick for loops in Python, if the mixer allows it."""
-    small = min(d_model, LARGEST_WIDTH)
-    try:
-        config.check(small, MAX_LEN)
-    except UserError:  # heads that do not divide it
-        return d_model
-    return small
+    """The smallest width up to d_model that the mixer allows, which is quick for loops in Python."""
+    for width in (16, 32, LARGEST_WIDTH):
+        with contextlib.suppress(UserError):  # heads that do not divide it
+            config.check(width, MAX_LEN)
+            return min(width, d_model)
+    return d_model
 
 
 def small_model(config: ModelConfig) -> ModelConfig:

@@ -30,7 +30,7 @@ from hyena_jax.system.errors import UserError
 
 LENGTH, MAX_LEN = 67, 127
 """Primes, more than a chunk of 64 tokens; a state is made for MAX_LEN."""
-WIDTHS = (16, 32, 64, 128)
+LARGEST_WIDTH = 128
 PREFILLED, SHORT, STEPS = 7, 4, 3
 """Tokens of a first prefill, in which a row has SHORT of them; and of the steps after it."""
 
@@ -40,7 +40,7 @@ def check_mixer(config: MixerConfig, forms: Forms | None) -> Iterator[Fact]:
 
     A mixer without an oracle: its forms beside each other.
     """
-    width = next((width for width in WIDTHS if _fits(config, width)), WIDTHS[-1])
+    width = verify.small_width(config, LARGEST_WIDTH)
     oracle, kind = mixer_oracle(config), mixer_class(config)
     options = {"forms": forms} if "forms" in kind.__dataclass_fields__ else {}
     module = kind(width, MAX_LEN, config, **options)
@@ -83,14 +83,6 @@ def _decoded(module: nn.Module, params: dict, x: jax.Array) -> jax.Array:
     state, stepped = jax.lax.scan(lambda state, x: bound.step(state, x), state, tokens)
     last = bound.prefill(state, x[:, PREFILLED + STEPS :])[1]
     return jnp.concatenate([y, stepped.swapaxes(0, 1), last], axis=1)
-
-
-def _fits(config: MixerConfig, width: int) -> bool:
-    try:
-        config.check(width, MAX_LEN)
-    except UserError:  # heads that do not divide it
-        return False
-    return True
 
 
 SOFT_CAPPED = "griffin:recurrentgemma_2b"

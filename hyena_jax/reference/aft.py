@@ -30,24 +30,6 @@ def aft(q: np.ndarray, k: np.ndarray, v: np.ndarray, w: np.ndarray, segment_ids:
     return sigmoid(q) * y
 
 
-def simple(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """`aft` with w = 0 for q, k, v [L, D], with a state of three numbers a channel (AFT-simple).
-
-    The largest key so far, and the numerator and denominator over its exponential, so that none overflows.
-    """
-    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
-    largest = np.full(k.shape[1], -np.inf)
-    numerator, denominator = np.zeros(k.shape[1]), np.zeros(k.shape[1])
-    y = np.zeros_like(v)
-    for t in range(len(k)):
-        before, largest = largest, np.maximum(largest, k[t])
-        rescaled, weight = np.exp(before - largest), np.exp(k[t] - largest)
-        numerator = rescaled * numerator + weight * v[t]
-        denominator = rescaled * denominator + weight
-        y[t] = numerator / denominator
-    return sigmoid(q) * y
-
-
 def full_biases(params: dict, length: int) -> np.ndarray:
     """w_{t,s} = u_t . v_s, equal for all channels: [L, L] (AFT-full)."""
     u, v = np.float64(params["position_queries"]), np.float64(params["position_keys"])

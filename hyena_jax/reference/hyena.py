@@ -7,7 +7,7 @@ from functools import wraps
 
 import numpy as np
 
-from hyena_jax.reference.convolution import long_conv, short_conv, toeplitz
+from hyena_jax.reference.convolution import long_conv, short_conv
 from hyena_jax.reference.layers import ACTIVATIONS, dense, gelu, sigmoid
 
 
@@ -101,21 +101,6 @@ def annotated_hyena(config, params, x, max_len, segment_ids, long_filter) -> np.
         v = v + normalized(x_n) * long_conv(v, h[n], params["skip"][n])
     v = v.transpose(0, 2, 1)
     return v + dense(params["out_proj"], v)
-
-
-def hyena_matrix(gates: np.ndarray, h: np.ndarray, skip: np.ndarray, is_residual: bool = False) -> np.ndarray:
-    """The matrix M [L, L] of one channel, M v being the result of its N gated convolutions (section 3.2).
-
-    M = D_N C_N .. D_1 C_1 with D_n the diagonal matrix of gate x_n and C_n = S_{h_n} + b_n I; of
-    `annotated_hyena`, with its normalised gates and `is_residual`, M = (I + D_N C_N) .. (I + D_1 C_1).
-    gates and h [N, L], skip [N].
-    """
-    identity = np.eye(gates.shape[1])
-    matrix = identity
-    for x_n, h_n, b_n in zip(gates, h, skip, strict=True):
-        step = np.diag(x_n) @ (toeplitz(h_n) + b_n * identity)
-        matrix = (identity + step if is_residual else step) @ matrix
-    return matrix
 
 
 @_each_document_alone

@@ -1,17 +1,14 @@
-"""Models around given mixers, and whole language models of one kind of mixer: nothing but NumPy.
+"""Models around given mixers: nothing but NumPy.
 
 Axes: B batch, L length, D channels, V vocabulary. `params` are the nested dictionaries of the modules in
 `hyena_jax.models`, as NumPy arrays, and `config` is their config. Mixers are arguments: functions
-`mixers[i](params, x [B, L, D]) -> y [B, L, D]`, one for each mixer of the pattern; for `hyena`,
-`annotated_hyena`, `gated_hyena` and `hawk`, whose pattern has one mixer, they are given here.
+`mixers[i](params, x [B, L, D]) -> y [B, L, D]`, one for each mixer of the pattern.
 """
 
 import math
 
 import numpy as np
 
-from hyena_jax.reference import filters, recurrence
-from hyena_jax.reference import hyena as hyena_forms
 from hyena_jax.reference.layers import ACTIVATIONS, dense, gelu, norm
 
 # The activation of the gate, for each kind of feed-forward layer that has one.
@@ -133,33 +130,3 @@ def rounded_to_bfloat16(x: float) -> float:
     """The nearest number with 8 bits of precision; a tie goes to the even one."""
     mantissa, exponent = math.frexp(x)
     return math.ldexp(round(mantissa * 2**8), exponent - 8)
-
-
-def hyena(params: dict, tokens: np.ndarray, config) -> np.ndarray:
-    """Logits [B, L, V] of Hyena with implicit filters (Poli et al. 2023, arXiv 2302.10866)."""
-    return _logits(params, tokens, config, hyena_forms.hyena, long_filter=filters.implicit)
-
-
-def annotated_hyena(params: dict, tokens: np.ndarray, config) -> np.ndarray:
-    """Logits [B, L, V] of the annotated variant, with its windowed filters."""
-    return _logits(params, tokens, config, hyena_forms.annotated_hyena, long_filter=filters.windowed)
-
-
-def gated_hyena(params: dict, tokens: np.ndarray, config) -> np.ndarray:
-    """Logits [B, L, V] of the gated variant, with its filters from a table."""
-    return _logits(params, tokens, config, hyena_forms.gated_hyena, long_filter=filters.lookup)
-
-
-def hawk(params: dict, tokens: np.ndarray, config) -> np.ndarray:
-    """Logits [B, L, V] of Hawk (De et al. 2024, arXiv 2402.19427)."""
-    return _logits(params, tokens, config, recurrence.hawk)
-
-
-def _logits(params: dict, tokens: np.ndarray, config, oracle, **long_filter) -> np.ndarray:
-    (mixer_config,) = config.pattern
-    one_document = np.zeros(np.shape(tokens))
-
-    def mixer(params: dict, x: np.ndarray) -> np.ndarray:
-        return oracle(mixer_config, params, x, config.max_len, one_document, **long_filter)
-
-    return language_model(params, tokens, config, [mixer])

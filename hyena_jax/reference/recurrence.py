@@ -26,25 +26,6 @@ def linear_recurrence(
     return h, state
 
 
-def doubling_scan(a: np.ndarray, x: np.ndarray) -> list[np.ndarray]:
-    """h_t = a_t h_{t-1} + x_t with h_{-1} = 0, by about log2 L rounds that know no order of time.
-
-    a, x [L, ...]. Each round composes step t with step t - n, n = 1, 2, 4, ..: first h -> a' h + x', then
-    h -> a h + x, is h -> (a a') h + (a x' + x). After a round, entry t covers the last 2n inputs (Hillis and
-    Steele 1986). Returns x and then the values after each round [L, ...]; the last is h.
-    """
-    a, x = (np.asarray(v, np.float64) for v in (a, x))
-    rounds, n = [x], 1
-    while n < len(x):
-        x, a = (
-            np.concatenate([x[:n], a[n:] * x[:-n] + x[n:]]),
-            np.concatenate([a[:n], a[n:] * a[:-n]]),
-        )
-        rounds.append(x)
-        n *= 2
-    return rounds
-
-
 def rg_lru(
     x: np.ndarray,
     r: np.ndarray,
