@@ -35,7 +35,7 @@ PREFILLED, SHORT, STEPS = 7, 4, 3
 """Tokens of a first prefill, in which a row has SHORT of them; and of the steps after it."""
 
 
-def check_mixer(config: MixerConfig, forms: Forms | None) -> Iterator[Fact]:
+def check_mixer(config: MixerConfig, forms: Forms | None, has_bfloat16: bool = True) -> Iterator[Fact]:
     """Values and derivatives beside the oracle, documents of one row, and decoding; the same in bfloat16.
 
     A mixer without an oracle: its forms beside each other.
@@ -63,13 +63,16 @@ def check_mixer(config: MixerConfig, forms: Forms | None) -> Iterator[Fact]:
     else:
         yield Fact("documents", verify.relative_error(packed, oracle(params, x, MAX_LEN, ids)))
     half = kind(width, MAX_LEN, config, dtype=jnp.bfloat16, **options)
-    rounded = x.astype(jnp.bfloat16)
-    y = jax.jit(lambda params: half.apply({"params": params}, rounded))(params)
-    yield Fact("bfloat16", verify.relative_error(y, oracle(params, rounded, MAX_LEN)))
+    precisions = [("decoding", module, x)]
+    if has_bfloat16:
+        rounded = x.astype(jnp.bfloat16)
+        y = jax.jit(lambda params: half.apply({"params": params}, rounded))(params)
+        yield Fact("bfloat16", verify.relative_error(y, oracle(params, rounded, MAX_LEN)))
+        precisions.append(("bfloat16 decoding", half, rounded))
     if has_state(kind) and config.causal:
-        for what, module, x in (("decoding", module, x), ("bfloat16 decoding", half, rounded)):  # noqa: B020
-            decoded = jax.jit(partial(_decoded, module))(params, x)
-            rows = oracle(params, x[:1, PREFILLED - SHORT :], MAX_LEN), oracle(params, x[1:], MAX_LEN)
+        for what, each, tokens in precisions:
+            decoded = jax.jit(partial(_decoded, each))(params, tokens)
+            rows = (oracle(params, one, MAX_LEN) for one in (tokens[:1, PREFILLED - SHORT :], tokens[1:]))
             found = decoded[:1, PREFILLED - SHORT :], decoded[1:]
             yield Fact(what, largest(map(verify.relative_error, found, rows)))
 

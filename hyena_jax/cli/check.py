@@ -86,7 +86,7 @@ class Check(Command):
             for fact in one.facts:
                 if fact.holds and fact.note:
                     say(f"{one.name}: {fact.note}")
-        if left_out := [*chosen][len(found) :]:
+        if left_out := [name for name in chosen if name not in {one.name for one in found}]:
             say(f"left out after {self.minutes:g} minutes: {', '.join(left_out)}")
         wrong = sorted((one for one in found if one.says()), key=check.Outcome.worst, reverse=True)
         for one in wrong:
