@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
 MARKERS = "os^Dv<P*"
 BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-HOW = {
-    "holds": "the medians are in that order, and the ranges over seeds are apart",
-    "between medians": "the medians are in that order, and the ranges over seeds overlap",
-    "level": "all solve the task, which is too easy to tell them apart",
-    "open": "a group is unfinished, or has one seed",
-    "does not hold": "all groups are finished, and the medians are not in that order, where those that solve"
-    " the task count as equal",
-}
-"""What can be said of an expected ordering."""
+N_SEEDS = 3  # of each group of an ordering
 TIE = 0.02
 """Published values that are no further apart count as equal in a rank correlation."""
 
@@ -51,6 +43,8 @@ class Group(GroupSummary):
     """The value of that run after twice the rows."""
     learning_rate: float | None
     """The best of those searched; None if none was searched."""
+    budget: int
+    """The rows that each of its runs may be trained on."""
 
     def at(self, length: int | None) -> tuple[float, ...]:
         """The values at a test length, or those of the evaluation during training."""
@@ -97,6 +91,9 @@ def groups_of(study: "Study", results: Mapping[str, Any]) -> dict[str, Group]:
     for name, row in results["runs"].items():
         members.setdefault(without_seed(name), []).append(row)
     longer, found = results.get("longer", {}), {}
+    budgets = {
+        without_seed(name): protocol.n_rows(run, run.training.steps) for name, run in study.runs.items()
+    }
     for name, rows in members.items():
         more = longer.get(name, {})
         found[name] = Group(
@@ -117,6 +114,7 @@ def groups_of(study: "Study", results: Mapping[str, Any]) -> dict[str, Group]:
             gain=more.get("gain"),
             later=more.get("value"),
             learning_rate=rows[0].get("learning_rate"),
+            budget=budgets[name],
         )
     return found
 
@@ -154,35 +152,41 @@ def tied(values: Sequence[float]) -> list[float]:
 
 
 def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, str]]:
-    """Each expected ordering in words, and how it came out: a key of HOW."""
-    found = []
+    """Each expected ordering in words with the reason, and `holds`, `holds, also at 2N` or `not shown`.
+
+    It holds if all groups have N_SEEDS seeds, the first side has no larger a budget, and its lowest seed is
+    above the highest of the second side; and at 2N if it is above the doubled runs of that side as well.
+    """
+    found, length = [], study.above_at
     for sides in study.above:
-        higher, lower = ([name for name in side if name in groups] for side in sides)
-        pairs = [(groups[a], groups[b]) for a in higher for b in lower]
-        if not pairs:
+        higher, lower = ([groups[name] for name in side if name in groups] for side in sides)
+        if not higher or not lower:
             continue
-        length = study.above_at
-        groups_of_both = {group.label: group for pair in pairs for group in pair}
-        unfinished = [name for name, group in groups_of_both.items() if not group.is_finished]
-        single = [name for name, group in groups_of_both.items() if group.n_runs == 1]
         most = study.solved if length is None else 1.0  # beyond solving its task no group is above another
-        holds = all(min(a.median(length), most) > min(b.median(length), most) for a, b in pairs)
-        overlap = holds and any(min(a.at(length)) <= max(b.at(length)) for a, b in pairs)
+        worst = min(higher, key=lambda group: min(group.at(length)))
+        rival = max(lower, key=lambda group: max(group.at(length)))
+        low, high = min(worst.at(length)), max(rival.at(length))
+        how, few = "not shown", [label(g.label) for g in (*higher, *lower) if g.n_runs < N_SEEDS]
+        budget, least = max(group.budget for group in higher), min(group.budget for group in lower)
+        values = f"{low:.3f} ({label(worst.label)}) against {high:.3f} ({label(rival.label)})"
+        if few:
+            why = f"fewer than {N_SEEDS} seeds: {'; '.join(few) if len(few) < 3 else f'{len(few)} groups'}"
+        elif all(group.is_solved for group in (*higher, *lower)) and length is None:
+            why = "every model solves the task"
+        elif min(low, most) <= min(high, most):
+            why = f"the lowest seed is not above the highest: {values}"
+        elif budget > least:
+            why = f"unequal budgets: {budget:,} rows against {least:,}"
+        else:
+            how, why = "holds", f"lowest against highest seed: {values}"
+            if length is None and all(g.later is not None and g.later < low for g in lower):
+                how = "holds, also at 2N"
         names = (
-            ("each of " if len(side) > 1 else "") + "; ".join(label(name) for name in side)
+            ("each of " if len(side) > 1 else "") + "; ".join(label(group.label) for group in side)
             for side in (higher, lower)
         )
-        text = " above ".join(names) + ("" if length is None else f", at {length} {study.unit}")
-        if not unfinished and length is None and all(group.is_solved for group in groups_of_both.values()):
-            found.append((text, "level"))
-        elif unfinished or single:
-            so_far = "it holds so far" if holds else "it does not hold so far"
-            why, names = ("unfinished", unfinished) if unfinished else ("one seed", single)
-            late = [label(name) for name in sorted(names)]
-            who = "; ".join(late) if len(late) <= 2 else f"{len(late)} of its groups"
-            found.append((f"{text} ({why}: {who}; {so_far})", "open"))
-        else:
-            found.append((text, "between medians" if overlap else "holds" if holds else "does not hold"))
+        at = f", at {budget:,} rows" + ("" if length is None else f" and {length} {study.unit}")
+        found.append((f"{' above '.join(names)}{at} ({why})", how))
     return found
 
 
@@ -191,9 +195,8 @@ def verdict(study: "Study", groups: Mapping[str, Group]) -> str:
     found = [how for _, how in orderings(study, groups)]
     if not found:
         return "none stated"
-    words = {how: how for how in ("between medians", "level", "open")} | {"does not hold": "not met"}
-    others = [f", {found.count(how)} {word}" for how, word in words.items() if how in found]
-    return f"{found.count('holds')} of {len(found)} hold" + "".join(others)
+    also, n_held = found.count("holds, also at 2N"), len(found) - found.count("not shown")
+    return f"{n_held} of {len(found)} hold" + (f", {also} also at 2N" if also else "")
 
 
 def page(study: "Study", results: Mapping[str, Any]) -> str:
@@ -218,10 +221,8 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
         *_table(study, groups),
         "",
     ]
-    marks, found = {"does not hold": "**does not hold**"}, orderings(study, groups)
-    lines += [f"- {marks.get(how, how)}: {text}" for text, how in found]
-    said = [f"{how}: {why}" for how, why in HOW.items() if how in {how for _, how in found} - {"holds"}]
-    lines += [f"\nOf expected orderings, {'; '.join(said)}."] if said else []
+    marks = {"not shown": "**not shown**"}
+    lines += [f"- {marks.get(how, how)}: {text}" for text, how in orderings(study, groups)]
     correlation = rank_correlation(study, groups)
     if correlation is not None:
         value, n = correlation
@@ -271,8 +272,7 @@ def how_trained(study: "Study", results: Mapping[str, Any]) -> str:
     finished = (
         "A group, all seeds of one setting, is finished once its median has solved the task, or once its"
         f" {which} seed, trained over twice the steps, gains less than {protocol.ENOUGH} and does not solve"
-        " it; another seed or rate might gain more. All others are unfinished, are drawn hollow, and decide"
-        " no ordering."
+        " it; another seed or rate might gain more. All others are unfinished, and drawn hollow."
     )
     if study.lengths:
         finished += (

@@ -54,7 +54,8 @@ EXAMPLE = Study(
     title="A title",
     source="A paper",
     claim="A claim.",
-    runs=reproduce.load("copying").runs,
+    runs=(RUNS := reproduce.load("copying").runs)
+    | dict.fromkeys(RESULTS["runs"], RUNS["pattern=hawk,seed=0"]),
     metric="accuracy",
     solved=0.99,
     published={"pattern=hyena,width=1": 1.0, "pattern=fir,width=1": 0.2, "pattern=hawk,width=1": 0.3},
@@ -152,18 +153,14 @@ FOLLOWED = {
 }
 
 
-def test_the_page_which_mixer_is_made_from_the_results():
-    folder = EXPERIMENTS / "which_mixer"
-    made = runpy.run_path(str(folder / "run.py"))["page"]()
-    assert (folder / "README.md").read_text(encoding="utf-8") == made
-
-
-def test_the_page_of_signed_recurrences_is_made_from_the_results():
-    folder = EXPERIMENTS / "signed"
-    found = runpy.run_path(str(folder / "run.py"))
-    results = json.loads((folder / "results.json").read_text())
-    assert (folder / "README.md").read_text(encoding="utf-8") == found["page"](results)
-    assert found["gain"]([4.0, 5.0, 6.0], [1.0, 2.0, 3.0]) == "3.000 (1.000 to 5.000)"
+def test_the_pages_beside_the_studies_are_made_from_the_results():
+    mixers, signed = (
+        runpy.run_path(str(EXPERIMENTS / name / "run.py")) for name in ("which_mixer", "signed")
+    )
+    results = json.loads((EXPERIMENTS / "signed" / "results.json").read_text())
+    assert (EXPERIMENTS / "which_mixer" / "README.md").read_text(encoding="utf-8") == mixers["page"]()
+    assert (EXPERIMENTS / "signed" / "README.md").read_text(encoding="utf-8") == signed["page"](results)
+    assert signed["gain"]([4.0, 5.0, 6.0], [1.0, 2.0, 3.0]) == "3.000 (1.000 to 5.000)"
 
 
 def test_a_page_compares_with_what_was_published():
@@ -177,30 +174,37 @@ def test_a_page_compares_with_what_was_published():
     assert "One learning rate" not in page
 
 
-def test_no_ordering_rests_on_a_group_that_is_unfinished():
+def test_an_ordering_holds_if_the_ranges_of_three_seeds_are_apart():
     groups = pages.groups_of(EXAMPLE, FOLLOWED)
-    finished = {name for name, group in groups.items() if group.is_finished}
-    assert finished == {"pattern=hyena,width=1", "pattern=hyena,width=2", "pattern=fir,width=1"}
-    assert [how for _, how in pages.orderings(EXAMPLE, groups)] == ["open", "open"]
-    assert pages.verdict(EXAMPLE, groups) == "0 of 2 hold, 2 open"
-    ended = {**FOLLOWED["longer"], "pattern=hawk,width=1": {"value": 0.41, "gain": 0.0, "rows": 12800}}
-    groups = pages.groups_of(EXAMPLE, {**FOLLOWED, "longer": ended})
-    assert [how for _, how in pages.orderings(EXAMPLE, groups)] == ["holds", "does not hold"]
-    assert pages.verdict(EXAMPLE, groups) == "1 of 2 hold, 1 not met"
-    assert pages.rank_correlation(EXAMPLE, groups) == (pytest.approx(0.5), 3)
+    assert [how for _, how in pages.orderings(EXAMPLE, groups)] == ["holds, also at 2N", "not shown"]
+    assert pages.verdict(EXAMPLE, groups) == "1 of 2 hold, 1 also at 2N"
+    text = "- **not shown**: hawk, width 1 above fir, width 1, at 256,000 rows (the lowest seed is not above"
+    page = pages.page(EXAMPLE, FOLLOWED)
+    assert f"{text} the highest: 0.400 (hawk, width 1) against 0.520 (fir, width 1))" in page
+
+    def first(results=FOLLOWED, **changed):
+        here = dataclasses.replace(EXAMPLE, **changed)
+        return pages.orderings(here, pages.groups_of(here, results))[0]
+
+    late = {**FOLLOWED["longer"], "pattern=fir,width=1": {"value": 0.99, "gain": 0.5, "rows": 12800}}
+    found = first({**FOLLOWED, "longer": late}), first(RESULTS), first(above_at=32)  # no doubled run there
+    assert [how for _, how in found] == ["holds"] * 3
     once = {name: row for name, row in FOLLOWED["runs"].items() if "fir" not in name or "seed=0" in name}
-    alone = pages.groups_of(EXAMPLE, {**FOLLOWED, "runs": once, "longer": ended})
-    assert [how for _, how in pages.orderings(EXAMPLE, alone)] == ["open", "open"]
-    later = {**FOLLOWED["longer"], "pattern=fir,width=1": {"value": 0.99, "gain": 0.01, "rows": 12800}}
-    group = pages.groups_of(EXAMPLE, {**FOLLOWED, "longer": later})["pattern=fir,width=1"]
-    assert (group.is_finished, group.status) == (False, "unfinished: a schedule twice as long solves it")
-    easier = dataclasses.replace(EXAMPLE, solved=0.1, above_at=None)
-    assert pages.verdict(easier, pages.groups_of(easier, FOLLOWED)) == "0 of 2 hold, 2 level"
-    assert "open" in pages.page(EXAMPLE, RESULTS)
+    assert first({**FOLLOWED, "runs": once})[0].endswith("(fewer than 3 seeds: fir, width 1)")
+    assert first(solved=0.1)[0].endswith("(every model solves the task)")
+    high = {**FOLLOWED["runs"]["pattern=fir,width=1,seed=0"], "value": 0.985}
+    touching = {**FOLLOWED["runs"], "pattern=fir,width=1,seed=0": high}
+    assert first({**FOLLOWED, "runs": touching})[1] == "not shown"
+    double = protocol.shortened_by(EXAMPLE.runs["pattern=hawk,seed=0"], 1 / 2)
+    unequal = first(runs={name: double if "hyena" in name else run for name, run in EXAMPLE.runs.items()})
+    assert unequal[0].endswith("(unequal budgets: 512,000 rows against 256,000)")
     assert "One learning rate, not searched" in pages.page(EXAMPLE, RESULTS)
 
 
-def test_published_values_close_together_are_ties():
+def test_published_values_are_compared_with_those_of_finished_groups():
+    ended = {**FOLLOWED["longer"], "pattern=hawk,width=1": {"value": 0.41, "gain": 0.0, "rows": 12800}}
+    found = [pages.groups_of(EXAMPLE, {**FOLLOWED, "longer": each}) for each in (ended, FOLLOWED["longer"])]
+    assert [pages.rank_correlation(EXAMPLE, groups) for groups in found] == [(pytest.approx(0.5), 3), None]
     assert pages.tied([0.5, 0.006, 0.003, 0.022, 0.06]) == [0.5, 0.003, 0.003, 0.003, 0.06]
 
 
@@ -261,9 +265,8 @@ def test_runs_of_another_length_have_its_schedule():
     own = run.training.steps
     for factor, steps in ((4, own // 4), (1 / 2, 2 * own)):
         other = protocol.shortened_by(run, factor)
-        assert other.training.steps == other.training.checkpoint_every == steps
-        assert other.training.eval_every == 200
-        assert other.optimizer.schedule == run.optimizer.schedule
+        assert (other.training.steps, other.training.checkpoint_every) == (steps, steps)
+        assert (other.training.eval_every, other.optimizer.schedule) == (200, run.optimizer.schedule)
 
 
 def test_groups_are_chosen_by_their_settings():

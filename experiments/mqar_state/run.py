@@ -159,7 +159,7 @@ of 8,000: the number of rows did not decide this, but the rate, which falls more
 seed).
 
 Attention alone does not recall 4 pairs at widths 16 and 32, where the papers do not try it, nor 8 pairs at
-width 64: it ends near a guess among the values shown, with learned positions and with rotary ones, in one
+width 64: it ends near chance among the values shown, with learned positions and with rotary ones, in one
 seed at widths 16 and 32; twice the steps add nothing. Its rates are the best of three or four by the loss at
 1,000 steps, before anything is recalled. `conv_attention`, whose first layer is a gated convolution of four
 taps and whose second is attention, without positions, solves all of these: 4 pairs within 1,000 steps at

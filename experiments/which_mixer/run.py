@@ -174,9 +174,10 @@ are small models on two CPU cores: take the numbers as hints, and read their pag
 - step, token: time of a training step at a context of 64, and of a decoded token at 4,096, relative to
   attention, lower is faster ([decoding](../generation/README.md)); two cores of an AMD EPYC, JAX 0.12.0.1
 
-A line joins models of several sizes: state and token are of a mixer's default options, such as 128 numbers a
-channel of Mamba-2 and a window of 1,024; language and step of 64 numbers and a window of 32; recall and
-parity of 16 numbers, copying and permutations of 128. `fastmax` has its quadratic form in language and step.
+Columns in a row come from models of different sizes: state and token are of a mixer's default options, such
+as 128 numbers a channel of Mamba-2 and a window of 1,024; language and step of 64 numbers and a window of 32;
+recall and parity of 16 numbers, copying and permutations of 128. `fastmax` has its quadratic form in
+language and step.
 
 ## In words
 

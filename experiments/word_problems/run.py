@@ -57,23 +57,21 @@ whether a permutation is even names a third of the products.""",
     evaluated="rows of 32 permutations, twice the training length",
     lengths={length: partial(of_length, length) for length in LENGTHS},
     x="length",
-    findings="""With two factors all three seeds learn the group within 3,000 steps, two of them within 1,000,
-and keep it at four times the training length (0.97 to 1.00 at 64), as the paper has it. An earlier version of
-this code had learned it in one of these three seeds, at the same rate (the history of this page): three seeds
-say little. One factor with strengths up to 2, and Hawk's `gate`, know more at the training length (0.50 to
-0.70), but beyond it about as much as evenness alone gives: the medians of 0.37 to 0.43 at 64 come to 0.33 to
-0.35 without the 16 positions that are trained (one seed of gated DeltaNet 2 is near a sixth there). Of these,
-KDA knows more of the trained positions than the rule with a scalar decay (0.70 against 0.50 at 16), which is
-most of its lead at 32 (0.53 against 0.42; twice the rows raise neither): on positions 17 to 32 alone the one
-is at 0.33 to 0.40, the other at 0.33 to 0.34. Gated DeltaNet 2 with negative factors is unfinished. Models
-whose factors do not reach -1 fall towards chance, a sixth, beyond the training length so far, attention,
-whose positions beyond 16 are never trained, and Hyena (0.18 and 0.21 at 64) as the recurrences do, and so
-does RWKV-7 (0.22), whose factors reach down to -0.45; one of its seeds got to 0.43 at 32. Mamba-3 is above
-Mamba-2 (0.39 against 0.28 at 32), and it falls later: on positions 17 to 32 it is at 0.30 to 0.33, about what
-even and odd give, and on 17 to 64 at 0.17 to 0.21, where Mamba-2 is at chance. Rotations within fixed planes
-commute, which may be why one layer does not keep this group; that does not explain why it also loses even and
-odd. KDA without negative factors and gated DeltaNet 2 still gain 0.04 to 0.05 at 32 permutations from twice
-the rows.
+    findings="""With two factors all three seeds learn the group within 3,000 steps, two of them within
+1,000, and keep it at four times the training length (0.97 to 1.00 at 64), as the paper has it. One factor
+with strengths up to 2, and Hawk's `gate`, know more at the training length (0.50 to 0.70), but beyond it
+about as much as evenness alone gives: the medians of 0.37 to 0.43 at 64 come to 0.33 to 0.35 without the 16
+positions that are trained (one seed of gated DeltaNet 2 is near a sixth there). Of these, KDA knows more of
+the trained positions than the rule with a scalar decay (0.70 against 0.50 at 16), which is most of its lead
+at 32 (0.53 against 0.42; twice the rows raise neither): on positions 17 to 32 alone the one is at 0.33 to
+0.40, the other at 0.33 to 0.34. Gated DeltaNet 2 with negative factors is unfinished. Models whose factors do
+not reach -1 fall towards chance, a sixth, beyond the training length so far, attention, whose positions
+beyond 16 are never trained, and Hyena (0.18 and 0.21 at 64) as the recurrences do, and so does RWKV-7 (0.22),
+whose factors reach down to -0.45; one of its seeds got to 0.43 at 32. Mamba-3 is above Mamba-2 (0.39 against
+0.28 at 32), and it falls later: on positions 17 to 32 it is at 0.30 to 0.33, about what even and odd give,
+and on 17 to 64 at 0.17 to 0.21, where Mamba-2 is at chance. Rotations within fixed planes commute, which may
+be why one layer does not keep this group; that does not explain why it also loses even and odd. KDA without
+negative factors and gated DeltaNet 2 still gain 0.04 to 0.05 at 32 permutations from twice the rows.
 
 Some searches could hardly tell rates apart, as those of attention (losses of 1.7222 to 1.7238) and of KDA
 with negative factors; and Mamba-2's best, 0.063, is the largest of five. Of the seconds, those of KDA with
