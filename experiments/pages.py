@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import protocol
 from matplotlib.axes import Axes
@@ -151,8 +151,21 @@ def tied(values: Sequence[float]) -> list[float]:
     return [lowest[value] for value in values]
 
 
-def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, str]]:
-    """Each expected ordering in words with the reason, and `holds`, `holds, also at 2N` or `not shown`.
+class Ordering(NamedTuple):
+    """An expected ordering, and how it came out."""
+
+    text: str
+    how: str
+    """`holds`, `holds, also at 2N` or `not shown`."""
+    why: str
+    low: float
+    """The lowest seed of the side that should be above."""
+    high: float
+    """The highest seed of the other."""
+
+
+def orderings(study: "Study", groups: Mapping[str, Group]) -> list[Ordering]:
+    """Each expected ordering of which there are results.
 
     It holds if all groups have N_SEEDS seeds, the first side has no larger a budget, and its lowest seed is
     above the highest of the second side; and at 2N if it is above the doubled runs of that side as well.
@@ -186,13 +199,13 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[tuple[str, st
             for side in (higher, lower)
         )
         at = f", at {budget:,} rows" + ("" if length is None else f" and {length} {study.unit}")
-        found.append((f"{' above '.join(names)}{at} ({why})", how))
+        found.append(Ordering(f"{' above '.join(names)}{at}", how, why, low, high))
     return found
 
 
 def verdict(study: "Study", groups: Mapping[str, Group]) -> str:
     """How many of the expected orderings hold, in words."""
-    found = [how for _, how in orderings(study, groups)]
+    found = [one.how for one in orderings(study, groups)]
     if not found:
         return "none stated"
     also, n_held = found.count("holds, also at 2N"), len(found) - found.count("not shown")
@@ -222,7 +235,7 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
         "",
     ]
     marks = {"not shown": "**not shown**"}
-    lines += [f"- {marks.get(how, how)}: {text}" for text, how in orderings(study, groups)]
+    lines += [f"- {marks.get(one.how, one.how)}: {one.text} ({one.why})" for one in orderings(study, groups)]
     correlation = rank_correlation(study, groups)
     if correlation is not None:
         value, n = correlation

@@ -119,7 +119,7 @@ class Flags(Exception):
 
 
 SCRIPTS = (
-    "copying/run distillation/run faults/run fine_tuning/run generation/run generation/tokens images/run"
+    "accelerators/run copying/run distillation/run faults/run fine_tuning/run generation/run generation/tokens images/run"
     " long_context/run mad/run pictures/run reproduce scaling/run shakespeare_cpu/run shakespeare_cpu/windows"
     " signed/run tour/run"
 ).split()
@@ -176,7 +176,7 @@ def test_a_page_compares_with_what_was_published():
 
 def test_an_ordering_holds_if_the_ranges_of_three_seeds_are_apart():
     groups = pages.groups_of(EXAMPLE, FOLLOWED)
-    assert [how for _, how in pages.orderings(EXAMPLE, groups)] == ["holds, also at 2N", "not shown"]
+    assert [one.how for one in pages.orderings(EXAMPLE, groups)] == ["holds, also at 2N", "not shown"]
     assert pages.verdict(EXAMPLE, groups) == "1 of 2 hold, 1 also at 2N"
     text = "- **not shown**: hawk, width 1 above fir, width 1, at 256,000 rows (the lowest seed is not above"
     page = pages.page(EXAMPLE, FOLLOWED)
@@ -188,16 +188,16 @@ def test_an_ordering_holds_if_the_ranges_of_three_seeds_are_apart():
 
     late = {**FOLLOWED["longer"], "pattern=fir,width=1": {"value": 0.99, "gain": 0.5, "rows": 12800}}
     found = first({**FOLLOWED, "longer": late}), first(RESULTS), first(above_at=32)  # no doubled run there
-    assert [how for _, how in found] == ["holds"] * 3
+    assert [one.how for one in found] == ["holds"] * 3
     once = {name: row for name, row in FOLLOWED["runs"].items() if "fir" not in name or "seed=0" in name}
-    assert first({**FOLLOWED, "runs": once})[0].endswith("(fewer than 3 seeds: fir, width 1)")
-    assert first(solved=0.1)[0].endswith("(every model solves the task)")
+    assert first({**FOLLOWED, "runs": once}).why == "fewer than 3 seeds: fir, width 1"
+    assert first(solved=0.1).why == "every model solves the task"
     high = {**FOLLOWED["runs"]["pattern=fir,width=1,seed=0"], "value": 0.985}
     touching = {**FOLLOWED["runs"], "pattern=fir,width=1,seed=0": high}
-    assert first({**FOLLOWED, "runs": touching})[1] == "not shown"
+    assert first({**FOLLOWED, "runs": touching}).how == "not shown"
     double = protocol.shortened_by(EXAMPLE.runs["pattern=hawk,seed=0"], 1 / 2)
     unequal = first(runs={name: double if "hyena" in name else run for name, run in EXAMPLE.runs.items()})
-    assert unequal[0].endswith("(unequal budgets: 512,000 rows against 256,000)")
+    assert unequal.why == "unequal budgets: 512,000 rows against 256,000"
     assert "One learning rate, not searched" in pages.page(EXAMPLE, RESULTS)
 
 

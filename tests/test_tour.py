@@ -15,7 +15,7 @@ import pytest
 TOUR = Path(__file__).parents[1] / "experiments" / "tour"
 MAX_BYTES = 500_000
 LINK = re.compile(r"\[([^][]+)\]\(([^()]+)\)")
-SHOWN = re.compile(r"^# ((?:hyena_jax[\w.]*|oracles):[\w.]+)$", re.MULTILINE)
+SHOWN = re.compile(r"^# ((?:hyena_jax[\w.]*|loops):[\w.]+)$", re.MULTILINE)
 
 
 def load(name: str) -> ModuleType:
@@ -60,7 +60,7 @@ def test_equations_name_their_paper_oracle_and_code(name):
         links = [link for _, link in LINK.findall(cell.text)]
         for kind in (
             "https://(arxiv|doi).org/",
-            "hyena_jax/reference/|^oracles.py",
+            "hyena_jax/reference/|^loops.py",
             "hyena_jax/(?!reference)",
         ):
             assert any(re.search(kind, link) for link in links), f"no link to {kind} in:\n{cell.text}"

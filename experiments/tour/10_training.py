@@ -16,7 +16,7 @@ import tempfile
 import jax
 import numpy as np
 import show
-from oracles import toeplitz
+from loops import toeplitz
 
 import hyena_jax
 from hyena_jax.config import AttentionConfig, GatedDeltaConfig, HyenaConfig

@@ -7,14 +7,14 @@
 #
 # A *sequence* is a list of numbers $u_0, u_1, \dots, u_{L-1}$. Its index $t$ is the time, or the place of a
 # token in a text; $L$ is its length. Plain NumPy code, written to be read, is imported from
-# `hyena_jax.reference` and `oracles.py`; `show` draws the pictures. Below every equation are its source, its
+# `hyena_jax.reference` and `loops.py`; `show` draws the pictures. Below every equation are its source, its
 # *oracle* (the NumPy function that the package is tested against) and the fast code. What a notebook claims
 # is checked in its last cell.
 
 # %%
 import numpy as np
 import show
-from oracles import circular_convolution, dft, dft_operations, fft, inverse_dft, linear_convolution, real_fft
+from loops import circular_convolution, dft, dft_operations, fft, inverse_dft, linear_convolution, real_fft
 
 rng = np.random.default_rng(0)
 
@@ -39,7 +39,7 @@ show.lines(curves, styles=("pale", "--", ".-"), xlabel="time t", ylabel="value",
 #
 # $$y_t = \sum_{s} h_s \, u_{t-s} \qquad \text{written } y = h * u.$$
 #
-# Oracle: [`linear_convolution`](oracles.py). Code:
+# Oracle: [`linear_convolution`](loops.py). Code:
 # [`direct_conv`](../../hyena_jax/ops/long_conv.py). Such a layer with filters as long as the text: [Romero et
 # al. 2021](https://arxiv.org/abs/2102.02611).
 #
@@ -76,8 +76,8 @@ show.bars(stacks, xlabel="time t", ylabel="$y_t$", ylim=(0, 20))
 # $$X_k = \sum_{t=0}^{n-1} x_t \, e^{-2\pi i k t / n}, \qquad
 #   x_t = \frac{1}{n} \sum_{k=0}^{n-1} X_k \, e^{2\pi i k t / n}.$$
 #
-# Oracles: [`dft`](oracles.py) and
-# [`inverse_dft`](oracles.py). Code: `jnp.fft`, in
+# Oracles: [`dft`](loops.py) and
+# [`inverse_dft`](loops.py). Code: `jnp.fft`, in
 # [`fft_conv`](../../hyena_jax/ops/long_conv.py). Convolution layers by the DFT: [Mathieu et al.
 # 2013](https://arxiv.org/abs/1312.5851).
 #
@@ -107,7 +107,7 @@ show.bars(abs(of_waves), ax=right, xlabel="frequency k", ylabel="$|X_k|$", title
 #
 # $$Y_k = H_k \, U_k : \qquad \textbf{a convolution in time is a product in frequency.}$$
 #
-# Oracle: [`circular_convolution`](oracles.py). Code:
+# Oracle: [`circular_convolution`](loops.py). Code:
 # [`fft_conv`](../../hyena_jax/ops/long_conv.py). Used by [Hyena, section
 # 2](https://arxiv.org/abs/2302.10866).
 #
@@ -137,7 +137,7 @@ for column, (title, signal) in enumerate({"u": noise, "h": fading, "h * u": smoo
 # $$X_k = E_k + w^k O_k, \qquad X_{k + n/2} = E_k - w^k O_k .$$
 #
 # [Cooley and Tukey 1965](https://doi.org/10.1090/S0025-5718-1965-0178586-1). Oracle:
-# [`fft`](oracles.py). Code: `jnp.fft`, and as products of matrices
+# [`fft`](loops.py). Code: `jnp.fft`, and as products of matrices
 # [FlashFFTConv](https://arxiv.org/abs/2311.05908), which is
 # [`matmul_fft_conv`](../../hyena_jax/ops/fast/matmul_fft.py).
 #
@@ -167,7 +167,7 @@ show.lines(curves, sizes, (".-", ".-"), "xy", xlabel="points n", ylabel="complex
 # ## Real sequences need half of it
 #
 # Our sequences are real, and their spectra are symmetric: frequencies $0 \dots n/2$ say everything.
-# [`real_fft`](oracles.py) packs the even samples into the real parts and the
+# [`real_fft`](loops.py) packs the even samples into the real parts and the
 # odd samples into the imaginary parts of a sequence of $n/2$ points, transforms that, and separates the two
 # by their symmetry.
 

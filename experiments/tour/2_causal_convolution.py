@@ -9,7 +9,7 @@
 import jax
 import numpy as np
 import show
-from oracles import (
+from loops import (
     circular_convolution,
     cross_correlation,
     dft,
@@ -32,8 +32,8 @@ rng = np.random.default_rng(0)
 # $$\text{convolution: } y_t = \sum_s h_s \, u_{t-s} \qquad\qquad
 #   \text{cross-correlation: } c_t = \sum_s h_s \, u_{t+s}.$$
 #
-# Oracles: [`linear_convolution`](oracles.py),
-# [`cross_correlation`](oracles.py). Code:
+# Oracles: [`linear_convolution`](loops.py),
+# [`cross_correlation`](loops.py). Code:
 # [`short_conv`](../../hyena_jax/ops/short_conv.py), whose taps are in the order of a convolution. The
 # arithmetic of such layers: [Dumoulin and Visin 2016](https://arxiv.org/abs/1603.07285).
 #
@@ -74,7 +74,7 @@ gradient = jax.grad(lambda u: (blame * ops.long_conv(u, taps)).sum())(signal)
 #
 # $$y_t = \sum_{s=0}^{n-1} h_s \, u_{(t-s) \bmod n} .$$
 #
-# Oracle: [`circular_convolution`](oracles.py). Code that avoids it:
+# Oracle: [`circular_convolution`](loops.py). Code that avoids it:
 # [`fft_conv`](../../hyena_jax/ops/long_conv.py). [Hyena, section 2](https://arxiv.org/abs/2302.10866).
 #
 # In a sequence of $n$ steps, the copy that an input starts near the end runs over the edge and comes back in
@@ -118,7 +118,7 @@ show.lines(curves, xlabel="time t", ylabel="$y_t$")
 #
 # $$y_t = \sum_{s \le t} h_s \, u_{t-s} \; + \; i \sum_{s > t} h_s \, u_{L+t-s}.$$
 #
-# Oracle: [`wrapped_convolution`](oracles.py). Code:
+# Oracle: [`wrapped_convolution`](loops.py). Code:
 # [`fft_conv`](../../hyena_jax/ops/long_conv.py). The weights are those of [Crandall and Fagin
 # 1994](https://doi.org/10.1090/S0025-5718-1994-1185244-1), who multiply huge integers.
 #
@@ -154,7 +154,7 @@ show.code(long_conv)
 #
 # $$y = S_h u, \qquad S_h[t, s] = h_{t-s} \text{ for } s \le t, \text{ and } 0 \text{ above the diagonal.}$$
 #
-# Oracle: [`toeplitz`](oracles.py). Code:
+# Oracle: [`toeplitz`](loops.py). Code:
 # [`toeplitz_conv`](../../hyena_jax/ops/long_conv.py), for short sequences. [Hyena, section
 # 3.2](https://arxiv.org/abs/2302.10866).
 #

@@ -12,7 +12,7 @@
 import jax
 import numpy as np
 import show
-from oracles import linear_convolution, modal_convolution
+from loops import linear_convolution, modal_convolution
 
 from hyena_jax.config import ExplicitFilterConfig, ImplicitFilterConfig, S4DFilterConfig
 from hyena_jax.filters import build_filter

@@ -13,7 +13,7 @@
 import jax
 import numpy as np
 import show
-from oracles import toeplitz
+from loops import toeplitz
 
 from hyena_jax import models
 from hyena_jax.config import (
@@ -130,7 +130,7 @@ show.matrices(steps, n_rows=2, height=3.6, aspect="auto", **labels)
 # $$y = M v, \qquad M = D_0 \, (S_h + b I) \, D_1, \qquad M_{t,s} = x_0[t] \; h_{t-s} \; x_1[s] \ (s < t).$$
 #
 # [Poli et al. 2023, section 3.2](https://arxiv.org/abs/2302.10866). Oracle:
-# [`toeplitz`](oracles.py). Code, for any mixer:
+# [`toeplitz`](loops.py). Code, for any mixer:
 # [`mixing`](../../hyena_jax/inspect/mixers.py).
 #
 # The filters are fixed after training. The gates are computed from the text, so $M$ changes with the text:

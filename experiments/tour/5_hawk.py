@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import show
-from oracles import doubling_scan, linear_convolution
+from loops import doubling_scan, linear_convolution
 
 from hyena_jax.config import HawkConfig
 from hyena_jax.mixers import Hawk, mixer_oracle
@@ -128,7 +128,7 @@ show.lines(curves, styles=("steps", "steps"), ax=bottom, xlabel="time t", ylabel
 #
 # Hillis and Steele 1986, Blelloch 1990; for neural networks [Martin and Cundy
 # 2018](https://arxiv.org/abs/1709.04057). Oracle:
-# [`doubling_scan`](oracles.py). Code:
+# [`doubling_scan`](loops.py). Code:
 # [`associative_recurrence`](../../hyena_jax/ops/linear_recurrence.py).
 #
 # So compose each step with the one before it, all at the same time: now every entry covers two steps. Compose

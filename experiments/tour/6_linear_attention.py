@@ -14,7 +14,7 @@ import math
 import jax
 import numpy as np
 import show
-from oracles import simple
+from loops import simple
 
 from hyena_jax.config import AFTFullConfig, AFTSimpleConfig, FastmaxConfig
 from hyena_jax.mixers import mixer_class, mixer_oracle
@@ -170,7 +170,7 @@ show.lines(curves, lengths, styles, "xy", xlabel="length L", ylabel="multiplicat
 #   \frac{\sum_{s \le t} e^{k_s + w_{t,s}} \odot v_s}{\sum_{s \le t} e^{k_s + w_{t,s}}} .$$
 #
 # [Zhai et al. 2021, section 3](https://arxiv.org/abs/2105.14103). Oracles:
-# [`aft`](../../hyena_jax/reference/aft.py), [`simple`](oracles.py). Code:
+# [`aft`](../../hyena_jax/reference/aft.py), [`simple`](loops.py). Code:
 # [`running_sums`](../../hyena_jax/ops/aft.py).
 #
 # The variants differ in $w$. *Full* learns it for all pairs of positions, and works for all of them as

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import show
-from oracles import linear_convolution, modal_convolution, online_convolution
+from loops import linear_convolution, modal_convolution, online_convolution
 
 from hyena_jax.config import HyenaConfig, ImplicitFilterConfig
 from hyena_jax.distillation import modal_fit
@@ -35,7 +35,7 @@ rng = np.random.default_rng(0)
 # $$y_{i+j} \;\leftarrow\; y_{i+j} + \sum_{s=i-U}^{i-1} h_{i+j-s} \, u_s, \qquad j = 0, \dots, U - 1 .$$
 #
 # [Oncescu et al. 2024](https://arxiv.org/abs/2410.12982). Oracle:
-# [`online_convolution`](oracles.py). Code:
+# [`online_convolution`](loops.py). Code:
 # [`absorb`](../../hyena_jax/ops/online_conv.py), and [`step`](../../hyena_jax/ops/online_conv.py).
 #
 # So after an odd number of inputs there is one input to add to one output; after 2, 6, 10, ... two to two;
@@ -136,7 +136,7 @@ for t in range(40, 64):
 # $$h_{s+1} \approx \mathrm{Re} \sum_{n=1}^{d} R_n \lambda_n^{s}, \qquad |\lambda_n| < 1 .$$
 #
 # [Massaroli et al. 2023, section 3](https://arxiv.org/abs/2310.18780). Oracle:
-# [`modal_convolution`](oracles.py). Code:
+# [`modal_convolution`](loops.py). Code:
 # [`fit`](../../hyena_jax/distillation/modal_fit.py), [`step`](../../hyena_jax/ops/modal_conv.py).
 #
 # How many modes are needed? Write the filter into a **Hankel matrix**, $H_{ij} = h_{i+j+1}$. If the input

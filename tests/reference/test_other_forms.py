@@ -1,7 +1,7 @@
 """Other forms of the operators in the reference equal their definitions: matrices, scans and running sums."""
 
+import loops
 import numpy as np
-import oracles
 import pytest
 from tolerances import assert_close
 
@@ -13,7 +13,7 @@ from hyena_jax.reference import aft, attention, convolution, recurrence
 def test_doubling_scan(length):
     rng = np.random.default_rng(length)
     a, x = rng.uniform(-1, 1, (length, 3)), rng.normal(size=(length, 3))
-    rounds = oracles.doubling_scan(a, x)
+    rounds = loops.doubling_scan(a, x)
     expected, _ = recurrence.linear_recurrence(a[None], x[None], np.zeros((1, 3)))
     assert_close(rounds[-1], expected[0])
     assert len(rounds) == 1 + int(np.ceil(np.log2(length)))
@@ -32,7 +32,7 @@ def test_hyena_matrix(is_residual):
     for n in range(3):
         step = gates[n] * convolution.long_conv(expected, h[n : n + 1], skip[n : n + 1])
         expected = expected + step if is_residual else step
-    matrix = oracles.hyena_matrix(gates, h, skip, is_residual)
+    matrix = loops.hyena_matrix(gates, h, skip, is_residual)
     assert_close(matrix @ v, expected[0, 0])
     assert (np.triu(matrix, 1) == 0).all()
 
@@ -64,4 +64,4 @@ def test_running_sums_of_aft(scale):
     q, k, v = rng.normal(size=(3, 11, 4))
     k = scale * k
     expected = aft.aft(q[None], k[None], v[None], np.zeros((4, 11, 11)), np.zeros((1, 11)))
-    assert_close(oracles.simple(q, k, v), expected[0])
+    assert_close(loops.simple(q, k, v), expected[0])
