@@ -195,9 +195,9 @@ def page(studies: list[Study]) -> str:
         "An ordering is compared at the N rows that its page states. It holds if each group has three seeds,",
         "the lowest seed of the first side is above the highest of the second, and the first side was not",
         "trained on more rows; also at 2N if that seed is above one run of twice the rows of every group of",
-        "the second. Values that solve the task count as equal. Rates are searched at a quarter of the steps,",
-        "by loss. `python experiments/reproduce.py` trains what is missing and writes this page; `--scale",
-        "paper` takes the settings of the sources and needs an accelerator. Minutes are of two CPU cores.\n",
+        "the second. Values that solve the task count as equal. Rates are searched at a quarter of the",
+        "steps, by loss. `python experiments/reproduce.py` trains what is missing and writes this page;",
+        "`--scale paper` takes the settings of the sources and needs an accelerator.\n",
         "| experiment | expected orderings | runs | minutes |",
         "|---|---|---:|---:|",
     ]

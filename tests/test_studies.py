@@ -119,9 +119,9 @@ class Flags(Exception):
 
 
 SCRIPTS = (
-    "accelerators/run copying/run distillation/run faults/run fine_tuning/run generation/run generation/tokens images/run"
+    "copying/run distillation/run faults/run fine_tuning/run generation/run generation/tokens images/run"
     " long_context/run mad/run pictures/run reproduce scaling/run shakespeare_cpu/run shakespeare_cpu/windows"
-    " signed/run tour/run"
+    " signed/run tour/run accelerators/run"
 ).split()
 
 
