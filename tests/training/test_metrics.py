@@ -1,11 +1,14 @@
 import json
 import math
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from hyena_jax.system.errors import UserError
+from hyena_jax.training.hooks import Show
 from hyena_jax.training.metrics import MetricsLog, draw_learning_curves, read_rows
+from hyena_jax.training.optimizer import make_schedule
 
 
 def test_rows_come_back_with_all_digits(tmp_path):
@@ -76,3 +79,24 @@ def test_curves_are_a_png(tmp_path):
         log.write(1, {"validation/loss": 2.5})
     for labels in ({"loss": "loss"}, {"loss": "loss", "accuracy": "accuracy"}):
         assert draw_learning_curves(tmp_path, labels).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_logged_rate_is_that_of_the_step(trained, experiment):
+    """Which step t takes at t - 1: 0 at the first."""
+    schedule = make_schedule(experiment.optimizer, experiment.training.steps)
+    rows = [row for row in read_rows(trained / "metrics.jsonl") if "train/learning_rate" in row]
+    assert len(rows) > 2
+    assert [row["train/learning_rate"] for row in rows] == [
+        pytest.approx(float(schedule(row["step"] - 1)), rel=1e-6) for row in rows
+    ]
+
+
+def test_the_summary_counts_operations_in_billions():
+    """1,000 tokens in 2 s with 4e6 operations each, on two devices that have no published peak."""
+    shares = {"data_wait": 0.25}
+    clock = SimpleNamespace(shares=lambda: shares, units_per_step=100, seconds=2.0, flops_per_unit=4e6)
+    devices = [SimpleNamespace(device_kind="none")] * 2
+    setup = SimpleNamespace(strategy=SimpleNamespace(devices=devices), data=SimpleNamespace(unit="token"))
+    line = Show(SimpleNamespace(clock=clock, setup=setup))._summary(11)
+    shown = "75% training, 25% waiting for data; 250 tokens/s a device over all of it"
+    assert line == f"time      {shown}, 1.0 model GFLOP/s a device"

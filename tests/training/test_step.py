@@ -99,6 +99,34 @@ def test_two_runs_are_identical_to_the_last_bit():
         np.testing.assert_array_equal(a, b)
 
 
+def test_parts_of_a_batch_with_unequal_weights_are_one_mean():
+    found = []
+    weights = np.float32(np.arange(8 * 11).reshape(8, 11) % 5 == 0)
+    weights[::2] = 1
+    for parts in (1, 2):
+        gradients = make_gradients(MODEL, accumulation_steps=parts)
+        found.append(jax.jit(gradients)(PARAMS, None, {**batch(0), "weights": weights}, jax.random.key(0)))
+    chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-6)
+
+
+def test_each_step_and_each_part_of_a_batch_has_masks_of_its_own():
+    """With one row throughout, equal masks would give equal losses."""
+    model = models.build(dataclasses.replace(CONFIG, dropout=0.5))
+    rows = {name: np.repeat(x[:1], 2, axis=0) for name, x in batch(0).items()}
+    gradients = {parts: jax.jit(make_gradients(model, accumulation_steps=parts)) for parts in (1, 2)}
+    key = jax.random.key(1)
+    keys = jax.random.split(key)
+    single = {name: x[:1] for name, x in rows.items()}
+    alone = [float(gradients[1](PARAMS, None, single, one)[1]["loss"]) for one in (*keys, key)]
+    both = float(gradients[2](PARAMS, None, rows, key)[1]["loss"])
+    assert both == pytest.approx(np.mean(alone[:2]), rel=1e-5)
+    assert len({*alone}) == 3
+    step = jax.jit(make_train_step(model, optax.sgd(0.0), 0))
+    state = init_state(PARAMS, optax.sgd(0.0))
+    state, first = step(state, rows)
+    assert float(first["loss"]) != float(step(state, rows)[1]["loss"])
+
+
 @pytest.mark.grid
 def test_devices_drop_out_differently():
     """With equal rows and equal dropout everywhere, the mean loss on two devices would equal that on one."""
