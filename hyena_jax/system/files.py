@@ -165,6 +165,7 @@ def require_can_hold_files(argument: str, folder: Path) -> None:
 
 def require_own_folder(argument: str, folder: Path, of: str, file: str, key: str) -> None:
     """Refuses a folder with files, unless they are an earlier `of`'s: `file` is a JSON object with `key`."""
+    require(is_unicode(folder), argument, str(folder), "a path in UTF-8")
     require_can_hold_files(argument, folder)
     if folder.exists():
         names = {path.name for path in folder.iterdir()}
