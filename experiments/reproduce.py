@@ -178,9 +178,8 @@ def page(studies: list[Study]) -> str:
     for name, number, claim, source in CLAIMS:
         if name in found:
             one = found[name][number]
-            verdict = (
-                "*as expected*" if source == EXPECTED else "*agrees*"
-            ) + ", also at twice the rows" * one.how.endswith("2N")
+            verdict = "*as expected*" if source == EXPECTED else "*agrees*"
+            verdict += ", also at twice the rows" if one.how.endswith("2N") else ""
             if one.how == "not shown":
                 verdict = f"*does not show here*: {one.why.partition(':')[0]}"
             here = f"{one.low:.2f} against {one.high:.2f}"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hyena_jax.system.errors import UserError
+
 FOLDER = Path(__file__).parents[1] / "experiments" / "accelerators"
 
 
@@ -36,7 +38,7 @@ def test_a_cut_off_step_is_made_the_next_time_and_the_others_are_kept(script, mo
         made.append(folder.name)
         if folder.name in fails:
             raise subprocess.TimeoutExpired(command, timeout)
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         for name in ("results.json", "check.json"):
             (folder / name).write_text(json.dumps({"rows": [], "cases": []}))
         return subprocess.CompletedProcess(command, 0)
@@ -50,22 +52,31 @@ def test_a_cut_off_step_is_made_the_next_time_and_the_others_are_kept(script, mo
     results = script.measure(flags)
     assert made == [*names, "recurrence"]
     assert {name.replace(" ", "_") for name in results["steps"]} == {*names}
+    results["steps"]["decoding"]["is_whole"] = False  # it was cut off, with some of its rows
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    script.measure(flags)
+    assert made[-1] == "decoding"
+    with pytest.raises(UserError, match="small must be True, as in"):
+        script.measure(script.Flags(minutes=5, output=tmp_path))
 
 
 def test_tables_have_the_measured_values(script):
     passes = {name: {"seconds": {"median": 0.002}} for name in ("forward", "forward_backward", "train_step")}
     machine = {"devices": 2, "device": "TPU v5 lite"}
     model = {"n_params": 197_000_000, "units": 1000, "passes": passes}
+    decoded = {"prefill": {"seconds": {"median": 0.003}}, "step": {"seconds": {"median": 0.0004}}}
     about = {"machine": machine, "versions": {"jax": "9", "python": "8"}}
     steps = {
         "check": {"cases": [{"name": "a", "wrong": ""}, {"name": "b", "wrong": "value"}]},
         "operators": about | {"rows": [{"method": "hawk", "length": 2048, "passes": passes}]},
+        "decoding": about | {"rows": [{"method": "hawk", "context": 4096, "batch": 64, "passes": decoded}]},
         "model pile_hyena:153m": about | {"rows": [model]},
     }
     shown = script.tables({"steps": {name: {"results": found} for name, found in steps.items()}})
     assert "2 x TPU v5 lite, JAX 9, Python 8." in shown
     assert "1 of 2 right; wrong: b" in shown
     assert "| hawk | 2,048 | 2 | 2 |" in shown
+    assert "| hawk | 4,096 | 64 | 3 | 0.4 |" in shown
     assert "| pile_hyena:153m | 2 | 500,000 | 1.50 |" in shown  # 6 x 197e6 x 5e5 / (2 x 197e12)
 
 

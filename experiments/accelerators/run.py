@@ -4,7 +4,7 @@ python experiments/accelerators/run.py [--minutes 10] [--small] [--output FOLDER
 
 Each step is a command of `hyena-jax` in its own process, ended when its time has passed. Results are kept in
 results.json as they come; the same command continues with the steps that are missing. Then the tables of
-README.md are written, if the results lie beside it. `--small` takes sizes for a CPU.
+README.md are written, if the results lie beside it. `--small` takes sizes for a CPU, and prints them.
 """
 
 import json
@@ -22,6 +22,7 @@ from results import faults_in_a_line
 
 from hyena_jax.cli.base import note, script_flags
 from hyena_jax.config import Above
+from hyena_jax.system.errors import require
 from hyena_jax.system.files import read_json, write_text
 
 FOLDER = Path(__file__).parent
@@ -83,17 +84,18 @@ def measure(flags: Flags) -> dict[str, Any]:
     results: dict[str, Any] = (
         read_json("results", path) if path.exists() else {"small": flags.small, "steps": {}}
     )
+    require(results["small"] == flags.small, "small", flags.small, f"{results['small']}, as in {path}")
     flags.output.mkdir(parents=True, exist_ok=True)
     for step in steps(flags.small):
         left = end - time.monotonic()
-        if step.name in results["steps"]:
+        if results["steps"].get(step.name, {}).get("is_whole"):
             continue
         if left < LEAST_SECONDS:
             note(f"{step.name}: left for the next time")
             continue
         note(f"{step.name}: {left / 60:.1f} minutes left")
         done = _run(step, flags.output, left * step.most)
-        if done is not None:  # else it is tried the next time
+        if done is not None:  # one that is not whole is made again the next time
             results["steps"][step.name] = done
         write_text(path, json.dumps(results, indent=1) + "\n")
     return results
@@ -112,12 +114,13 @@ def _run(step: Step, folder: Path, seconds: float) -> dict[str, Any] | None:
     written = kept / step.file
     if not written.exists() or code not in (None, 0, 1):  # 1: values that differ, which is a result
         return None
-    about = {
+    found = read_json(step.name, written)
+    return {
         "command": ["hyena-jax", *step.arguments],
-        "code": code,
+        "is_whole": code is not None and len(found.get("cases", [])) == found.get("of", 0),
         "seconds": round(time.monotonic() - began, 1),
+        "results": found,
     }
-    return about | ({"results": read_json(step.name, written)} if written.exists() else {})
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -131,33 +134,29 @@ def tables(results: dict[str, Any]) -> str:
         f"; wrong: {', '.join(wrong)}" if wrong else ""
     )
     lines = [where, "", f"**Values** (`hyena-jax check`): {checked if cases else MISSING}.", ""]
+    several = [*done.get("operators", {}).get("rows", []), *done.get("long operators", {}).get("rows", [])]
+    times = ("tokens", "forward, ms", "with gradients, ms")
     lines += _table(
-        ("mixer, 768 channels, bfloat16", "tokens", "forward, ms", "with gradients, ms"),
-        [
-            (
-                row["method"],
-                f"{row['length']:,}",
-                *(_ms(row["passes"][part]) for part in ("forward", "forward_backward")),
-            )
-            for name in ("operators", "long operators")
-            for row in done.get(name, {}).get("rows", [])
-        ],
+        ("mixer, 768 channels, bfloat16", *times),
+        [(row["method"], f"{row['length']:,}", *_ms(row, "forward", "forward_backward")) for row in several],
     )
     models = ("pile_hyena:153m", "griffin:griffin_1b", "mamba2_130m")
     lines += _table(
         ("model", "step, ms", "tokens/s", "MFU", "`plan`: MFU on a v5e, pmap"),
         [(name, *_model(done.get(f"model {name}", {})), _planned(name)) for name in models],
     )
+    rows = done.get("decoding", {}).get("rows", [])
     lines += _table(
-        ("form of the recurrence", "tokens", "forward, ms", "with gradients, ms"),
+        ("decoding, two layers", "context", "batch", "prefill, ms", "token, ms"),
         [
-            (
-                row["method"],
-                f"{row['size']:,}",
-                *(_ms(row["passes"][part]) for part in ("forward", "forward_backward")),
-            )
-            for row in done.get("recurrence", {}).get("rows", [])
+            (row["method"], f"{row['context']:,}", str(row["batch"]), *_ms(row, "prefill", "step"))
+            for row in rows
         ],
+    )
+    rows = done.get("recurrence", {}).get("rows", [])
+    lines += _table(
+        ("form of the recurrence", *times),
+        [(row["method"], f"{row['size']:,}", *_ms(row, "forward", "forward_backward")) for row in rows],
     )
     return "\n".join(lines)
 
@@ -172,8 +171,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *shown)] + [""]
 
 
-def _ms(measured: dict[str, Any]) -> str:
-    return f"{1e3 * measured['seconds']['median']:.3g}"
+def _ms(row: dict[str, Any], *parts: str) -> list[str]:
+    return [f"{1e3 * row['passes'][part]['seconds']['median']:.3g}" for part in parts]
 
 
 def _model(found: dict[str, Any]) -> tuple[str, str, str]:
@@ -210,7 +209,7 @@ if __name__ == "__main__":
     flags = script_flags(Flags)
     with faults_in_a_line():
         results = measure(flags)
-        if flags.output == FOLDER:
+        if flags.output == FOLDER and not flags.small:
             write_page(results)
         else:
             print(tables(results))

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -67,22 +66,15 @@ def cases() -> dict[str, Check]:
 
 
 def run(chosen: Mapping[str, Check], seconds: float) -> Iterator[Outcome]:
-    """Checks the cases in float32 at the highest precision; none begins after so many seconds.
-
-    On a CPU two at a time, since they mostly wait for the compiler.
-    """
+    """Checks one case after the other, in float32 at the highest precision; none begins after `seconds`."""
     start = time.monotonic()
-
-    def checked(case: tuple[str, Check]) -> Outcome | None:
-        (name, check), began, facts, fault = case, time.monotonic(), [], None
+    for name, check in chosen.items():
+        began, facts, fault = time.monotonic(), [], None
         if began - start > seconds:
-            return None
+            return
         try:
             with jax.default_matmul_precision("highest"):
                 facts.extend(check())
         except Exception as error:  # Mosaic's, Triton's and XLA's own kinds: the rest is checked all the same
             fault = (str(error).splitlines() or [type(error).__name__])[0]
-        return Outcome(name, facts, fault, time.monotonic() - began)
-
-    with ThreadPoolExecutor(2 if jax.default_backend() == "cpu" else 1) as pool:
-        yield from filter(None, pool.map(checked, chosen.items()))
+        yield Outcome(name, facts, fault, time.monotonic() - began)

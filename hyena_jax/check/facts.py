@@ -34,7 +34,7 @@ class Fact(NamedTuple):
     """Of BOUNDS."""
     error: float
     note: str = ""
-    """What the error means, or why there is no value at all."""
+    """What there is to say besides the error."""
 
     @property
     def holds(self) -> bool:

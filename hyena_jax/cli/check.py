@@ -73,7 +73,12 @@ class Check(Command):
                 found.append(outcome)
                 advance()
                 if self.output is not None:
-                    about = {"machine": describe_machine(), "versions": describe_versions(), "bounds": BOUNDS}
+                    about = {
+                        "machine": describe_machine(),
+                        "versions": describe_versions(),
+                        "bounds": BOUNDS,
+                        "of": len(chosen),
+                    }
                     text = json.dumps({**about, "cases": [one.to_json() for one in found]}, indent=1)
                     write_text(self.output / FILE, text + "\n")
 
@@ -86,7 +91,7 @@ class Check(Command):
             for fact in one.facts:
                 if fact.holds and fact.note:
                     say(f"{one.name}: {fact.note}")
-        if left_out := [name for name in chosen if name not in {one.name for one in found}]:
+        if left_out := [*chosen][len(found) :]:
             say(f"left out after {self.minutes:g} minutes: {', '.join(left_out)}")
         wrong = sorted((one for one in found if one.says()), key=check.Outcome.worst, reverse=True)
         for one in wrong:
