@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from hyena_jax.system.errors import UserError
+from hyena_jax.system.storage import lease
 from hyena_jax.system.storage.bucket import Bucket
 from hyena_jax.system.storage.lease import LOCK_OBJECT, Lease, Lost
 from hyena_jax.system.storage.location import Location
@@ -51,14 +53,14 @@ def holder(bucket):
 
 @pytest.fixture
 def slept(monkeypatch):
-    """The seconds that this process chose to sleep: a loaded machine does not make them more."""
-    seconds, sleep = [], time.sleep
+    """The seconds that the lease chose to sleep: a loaded machine, and tries again, do not make them more."""
+    seconds = []
 
     def counted(duration):
         seconds.append(duration)
-        sleep(duration)
+        time.sleep(duration)
 
-    monkeypatch.setattr(time, "sleep", counted)
+    monkeypatch.setattr(lease, "time", SimpleNamespace(sleep=counted, monotonic=time.monotonic))
     return seconds
 
 
