@@ -1,19 +1,16 @@
 """Losses of a run on the held-out text, all of it and on the windows of irhum/hyena's published loss.
 
 python experiments/shakespeare_cpu/windows.py runs/shakespeare_published [--step best] [--keep published]
-python experiments/shakespeare_cpu/windows.py --ngrams input.txt
 
 The published loss is a mean over 1,024 windows of 256 characters: four batches of 256, whose starts are drawn
 from `PRNGKey(0)` as in the published notebook. What a key draws depends on `jax_threefry_partitionable`,
-which was False by default when the notebook was run, and is True today. --ngrams compares the whole held-out
-text to the windows of both settings by models without training noise. --keep writes a run's losses to
-larger.json, from which `run.py --plot-only` draws larger.png.
+which was False by default when the notebook was run, and is True today. --keep
+writes a run's losses to larger.json, from which `run.py --plot-only` draws larger.png.
 """
 
 import json
 import statistics
 import sys
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +25,7 @@ from results import faults_in_a_line
 
 import hyena_jax
 from hyena_jax.cli.base import script_flags
-from hyena_jax.config import TextConfig
 from hyena_jax.config.flags import positional
-from hyena_jax.data.text import Corpus, load_corpus
 from hyena_jax.sweeps.compare import n_params
 from hyena_jax.system.files import write_text
 from hyena_jax.system.machine import describe_machine, describe_versions
@@ -39,38 +34,29 @@ from hyena_jax.training.metrics import read_rows
 KEPT = Path(__file__).parent / "larger.json"
 
 SEQ_LEN, BATCHES, BATCH_SIZE = 256, 4, 256
-ORDERS = range(2, 7)
-# Counts that the shorter context's estimate is worth.
-PRIOR = 5.0
 
 
 @dataclass(frozen=True)
 class Flags:
-    """Prints both losses of a run, or those of n-gram models."""
+    """Prints both losses of a run."""
 
-    run: Path | None = field(default=None, metadata=positional("RUN"))
+    run: Path = field(metadata=positional("RUN"))
     """Folder of a run on Tiny Shakespeare by characters."""
     step: str = "best"
     """The run's checkpoint: `best`, `latest` or a number."""
     keep: str | None = None
     """Also write the losses, with those of the run's evaluations, to larger.json under this name."""
-    ngrams: Path | None = None
-    """The text, for n-gram models."""
 
 
 def main(flags: Flags) -> None:
-    if flags.run is not None:
-        with faults_in_a_line():
-            loaded = hyena_jax.load_run(flags.run, flags.step)
-        whole, on_windows = loaded.evaluate()["loss"], loss_on_windows(loaded)
-        print(f"step {loaded.step}   held-out text {whole:.4f}   published windows {on_windows:.4f}")
-        if flags.keep is not None:
-            found = {"step": loaded.step, "held_out": whole, "published_windows": on_windows}
-            kept = json.loads(KEPT.read_text()) | {flags.keep: {"best": found, **course(loaded, flags.run)}}
-            write_text(KEPT, json.dumps(kept, indent=1) + "\n")
-    if flags.ngrams is not None:
-        config = TextConfig(path=str(flags.ngrams), tokenizer="characters", seq_len=SEQ_LEN)
-        compare_ngrams(load_corpus(config))
+    with faults_in_a_line():
+        loaded = hyena_jax.load_run(flags.run, flags.step)
+    whole, on_windows = loaded.evaluate()["loss"], loss_on_windows(loaded)
+    print(f"step {loaded.step}   held-out text {whole:.4f}   published windows {on_windows:.4f}")
+    if flags.keep is not None:
+        found = {"step": loaded.step, "held_out": whole, "published_windows": on_windows}
+        kept = json.loads(KEPT.read_text()) | {flags.keep: {"best": found, **course(loaded, flags.run)}}
+        write_text(KEPT, json.dumps(kept, indent=1) + "\n")
 
 
 def starts(n_tokens: int, partitionable: bool = False) -> np.ndarray:
@@ -119,27 +105,6 @@ def course(run: hyena_jax.LoadedRun, folder: Path) -> dict[str, Any]:
             if "validation/loss" in row
         ],
     }
-
-
-def compare_ngrams(data: Corpus) -> None:
-    """Prints, for each order, the loss on the held-out text and how much less it is on the windows."""
-    n_held_out = len(data.held_out)
-    targets = {flag: starts(n_held_out, flag)[:, None] + np.arange(1, SEQ_LEN + 1) for flag in (False, True)}
-    likelihood = np.full(n_held_out, 1 / data.tokenizer.vocab_size)
-    train, held_out = data.train.tobytes(), data.held_out.tobytes()  # a byte is a character
-    print("order   held-out text   less on the windows: partitionable False   True")
-    for order in range(1, max(ORDERS) + 1):
-        # The estimate of an order falls back on that of the order before: Dirichlet smoothing.
-        grams = Counter(train[i : i + order] for i in range(len(train) - order + 1))
-        contexts = Counter(train[i : i + order - 1] for i in range(len(train) - order + 1))
-        for i in range(order - 1, n_held_out):
-            gram = held_out[i - order + 1 : i + 1]
-            likelihood[i] = (grams[gram] + PRIOR * likelihood[i]) / (contexts[gram[:-1]] + PRIOR)
-        if order in ORDERS:
-            losses = -np.log(likelihood)
-            whole = losses[1:].mean()
-            less = [whole - losses[at].mean() for at in targets.values()]
-            print(f"{order:5}   {whole:13.4f}   {less[0]:40.4f}   {less[1]:6.4f}")
 
 
 if __name__ == "__main__":
