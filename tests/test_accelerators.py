@@ -34,7 +34,7 @@ def test_a_cut_off_step_is_made_the_next_time_and_the_others_are_kept(script, mo
     made, fails = [], {"recurrence"}
 
     def run(command, timeout):
-        folder = Path(command[command.index("--output") + 1])
+        folder = Path(command[-1] if command[-2] in ("--output", "--workdir") else command[-3])
         made.append(folder.name)
         if folder.name in fails:
             raise subprocess.TimeoutExpired(command, timeout)
@@ -45,13 +45,13 @@ def test_a_cut_off_step_is_made_the_next_time_and_the_others_are_kept(script, mo
 
     monkeypatch.setattr(script.subprocess, "run", run)
     flags = script.Flags(minutes=5, small=True, output=tmp_path)
-    names = [step.name.replace(" ", "_") for step in script.steps(True)]
+    names = [step.name.replace(" ", "_").replace("'", "") for step in script.steps(True, None)]
     script.measure(flags)
     assert made == names
     fails.clear()
     results = script.measure(flags)
     assert made == [*names, "recurrence"]
-    assert {name.replace(" ", "_") for name in results["steps"]} == {*names}
+    assert {name.replace(" ", "_").replace("'", "") for name in results["steps"]} == {*names}
     results["steps"]["decoding"]["is_whole"] = False  # it was cut off, with some of its rows
     (tmp_path / "results.json").write_text(json.dumps(results))
     script.measure(flags)
@@ -66,18 +66,31 @@ def test_tables_have_the_measured_values(script):
     model = {"n_params": 197_000_000, "units": 1000, "passes": passes}
     decoded = {"prefill": {"seconds": {"median": 0.003}}, "step": {"seconds": {"median": 0.0004}}}
     about = {"machine": machine, "versions": {"jax": "9", "python": "8"}}
+    rates = {"flops_per_second": 98.5e12, "bytes_per_second": 819e9}  # half of the products' peak
+    kinds = [{"products": 1e-4, "memory": 3e-4}, {"products": 7e-4, "memory": 0.0}]
+    plan = {"kinds": kinds, "seconds": {"roofline": 8e-4, "pessimistic": 1e-3}}
     steps = {
         "check": {"cases": [{"name": "a", "wrong": ""}, {"name": "b", "wrong": "value"}]},
         "operators": about | {"rows": [{"method": "hawk", "length": 2048, "passes": passes}]},
         "decoding": about | {"rows": [{"method": "hawk", "context": 4096, "batch": 64, "passes": decoded}]},
-        "model pile_hyena:153m": about | {"rows": [model]},
+        "model pile_hyena:153m": about | {"rows": [model], "roofline": rates},
+        "plan pile_hyena:153m": {"plans": [plan]},
     }
     shown = script.tables({"steps": {name: {"results": found} for name, found in steps.items()}})
     assert "2 x TPU v5 lite, JAX 9, Python 8." in shown
     assert "1 of 2 right; wrong: b" in shown
     assert "| hawk | 2,048 | 2 | 2 |" in shown
     assert "| hawk | 4,096 | 64 | 3 | 0.4 |" in shown
-    assert "| pile_hyena:153m | 2 | 500,000 | 1.50 |" in shown  # 6 x 197e6 x 5e5 / (2 x 197e12)
+    line = next(
+        line for line in shown.splitlines() if line.startswith("| pile_hyena:153m | 2 | 500,000 | 1.50")
+    )
+    assert line.endswith("| 0.8 to 1; differs most by products (+0.8 ms) |")  # 6 x 197e6 x 5e5 / (2 x 197e12)
+    whole = {"steps": {name: {"results": found} for name, found in steps.items()}}
+    assert script._chip(whole) == "v5e"
+    names = [step.name for step in script.steps(False, "v5e")]
+    assert names.index("plan mamba2_130m") == names.index("model mamba2_130m") + 1
+    started = {"start": {"seconds": 61.2}, "second start": {"seconds": 20.4}}
+    assert "`): 61 s, and 20 s with its programs cached." in script.tables({"steps": started})
 
 
 @pytest.mark.packages
