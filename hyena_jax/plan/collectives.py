@@ -1,7 +1,6 @@
 """What the devices of a compiled program exchange: over the links of a slice, and between slices."""
 
 import re
-from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
@@ -77,13 +76,6 @@ def received_between_slices(program: Program, n_slices: int) -> float:
             is_reduced = 'transfer_type="ALL_REDUCE"' in instruction.attributes
             total += rounds * (2 * (1 - 1 / n_slices) * size if is_reduced else size)
     return total
-
-
-def bytes_by_kind(found: Iterable[Collective]) -> dict[str, int]:
-    """Bytes of the results on one device in one step, by the kinds that occur."""
-    found = list(found)
-    sums = {kind: sum(one.bytes * one.rounds for one in found if one.kind == kind) for kind in KINDS}
-    return {kind: size for kind, size in sums.items() if size}
 
 
 def _received_arrays(instruction: Instruction, kind: str) -> tuple[Array, ...]:
