@@ -1355,7 +1355,7 @@ FAULTS = [
     ),
     Fault(
         "resident_memory_in_kilobytes",
-        "hyena_jax/system/machine.py",
+        "hyena_jax/system/files.py",
         "return 1024 * int(found[1]) if found else 0",
         "return 1000 * int(found[1]) if found else 0",
         "resident memory takes KiB as thousands of bytes",
