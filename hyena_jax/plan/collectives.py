@@ -46,7 +46,7 @@ def collectives(program: Program) -> list[Collective]:
     channel and shapes, and a part may run in a loop whose rounds each advance it a little.
     """
     found: dict[tuple, Collective] = {}
-    for _, instruction, rounds in program.running():
+    for instruction, rounds in program.running():
         # Bodies and branches run by themselves; the computations of all others are part of them.
         is_outer = instruction.opcode in ("while", "call", "conditional")
         for one in [instruction] if is_outer else program.within(instruction):
@@ -70,7 +70,7 @@ def received_between_slices(program: Program, n_slices: int) -> float:
     of the other slices. By rings a chip receives 2 (1 - 1/S) times the array; others count as what arrives.
     """
     total = 0.0
-    for _, instruction, rounds in program.running():
+    for instruction, rounds in program.running():
         if instruction.opcode == "recv" and BETWEEN_SLICES in instruction.attributes:
             size = instruction.results[0].bytes
             is_reduced = 'transfer_type="ALL_REDUCE"' in instruction.attributes

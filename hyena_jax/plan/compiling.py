@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from hyena_jax import config
 from hyena_jax.config import Experiment
 from hyena_jax.plan.targets import Target
+from hyena_jax.system.chips import GIB
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.files import resident_bytes
 
-GIB = 2**30
 # What the child writes: facts before it compiles, and why it failed, which was the user's or the compiler's.
 FACTS, FAULT = "facts.json", "fault.json"
 # And if it is not ended before: the text of the program, and the bytes that it takes.

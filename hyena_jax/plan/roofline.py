@@ -123,10 +123,14 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
     """
     by_name = {one.name: one for body in program.computations.values() for one in body}
     found = []
-    for _, instruction, rounds in program.running():
+    for instruction, rounds in program.running():
         if instruction.opcode in FREE or instruction.opcode.removesuffix("-start") in EXCHANGES:
             continue
-        if instruction.opcode.endswith("-done") or is_free_call(instruction):
+        target = instruction.attribute("custom_call_target").strip('"')
+        is_call = instruction.opcode == "custom-call"
+        # Of calls, others than kernels and a GPU's libraries only tell XLA where arrays lie.
+        is_free = is_call and target != KERNEL and not target.startswith("__")
+        if instruction.opcode.endswith("-done") or is_free:
             continue
         flops = vector = 0.0
         for inner in _parts(program, instruction):
@@ -134,8 +138,12 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
                 flops += _product_flops(inner, by_name, chip.passes)
             else:
                 vector += _operations(inner, by_name)
-        if instruction.opcode == "custom-call":
-            work = (kernels or {}).get(kernel_name(instruction), KernelWork(0.0, 0.0))
+        if is_call:
+            name, results = (
+                re.sub(r"[.0-9]*$", "", instruction.name),
+                ", ".join(map(str, instruction.results)),
+            )
+            work = (kernels or {}).get(f"{name}({results})", KernelWork(0.0, 0.0))
             flops, vector = work.products, work.vector
         registers = max((array.padded_size for array in instruction.results), default=0) / REGISTER
         line = _line(program.frames(instruction))
@@ -147,24 +155,12 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
                 rounds * vector / chip.vector_rate,
                 rounds * registers / chip.register_rate,
                 instruction.opcode.endswith("-start"),
-                instruction.opcode == "custom-call",
+                is_call,
                 instruction.name,
                 f"{line.file}:{line.line}" if line is not None else "",
             )
         )
     return found
-
-
-def kernel_name(instruction: Instruction) -> str:
-    """The key of the Pallas kernel that a custom call runs, as in `costs`."""
-    results = ", ".join(map(str, instruction.results))
-    return f"{re.sub(r'[.0-9]*$', '', instruction.name)}({results})"
-
-
-def is_free_call(instruction: Instruction) -> bool:
-    """Whether it is a custom call that only tells XLA where arrays lie: not a kernel, nor a GPU's library."""
-    target = instruction.attribute("custom_call_target").strip('"')
-    return instruction.opcode == "custom-call" and target != KERNEL and not target.startswith("__")
 
 
 def _parts(program: Program, instruction: Instruction) -> Iterator[Instruction]:
