@@ -88,7 +88,8 @@ def compile_step(step: Step):
 
 def measure(step: Step) -> dict:
     """Planned memory; on one device, also the peak, and the seconds of the second of two steps."""
-    from hyena_jax.system.machine import compiled_memory, resident_bytes
+    from hyena_jax.system.files import resident_bytes
+    from hyena_jax.system.machine import compiled_memory
 
     compiled, state, batch = compile_step(step)
     row = {**asdict(step), "planned_bytes": compiled_memory(compiled).total}

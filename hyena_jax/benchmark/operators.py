@@ -1,6 +1,7 @@
 """`hyena-jax bench operators`: mixers over lengths. Axes: B batch, L length, D channels."""
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -142,9 +143,7 @@ def fitted_exponent(times: Mapping[int, float], least_length: int = LEAST_LENGTH
     points = [(math.log(length), math.log(time)) for length, time in times.items() if length >= least_length]
     if len(points) < LEAST_POINTS:
         return None
-    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
-    covariance = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return covariance / sum((x - mean_x) ** 2 for x, _ in points)
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def crossover(times: Mapping[int, float], other: Mapping[int, float]) -> float | None:

@@ -102,9 +102,6 @@ class Roofline(NamedTuple):
     flops_per_second: float
     bytes_per_second: float
 
-    def least_seconds(self, flops: float, n_bytes: float) -> float:
-        return max(flops / self.flops_per_second, n_bytes / self.bytes_per_second)
-
 
 def forward_backward(function: Callable) -> Callable[[tuple, Any], tuple[Any, list[jax.Array]]]:
     """(arguments, cotangent of y) -> y, and the gradients of the arguments' arrays in floating point."""
@@ -162,7 +159,8 @@ def measure(
     def share(work: Work | None, seconds: Timing) -> float | None:
         if work is None or roofline is None:
             return None
-        return roofline.least_seconds(work.flops, work.bytes) / seconds.median
+        least = max(work.flops / roofline.flops_per_second, work.bytes / roofline.bytes_per_second)
+        return least / seconds.median
 
     first = {key: time_once(program.run) for key, program in programs.items()}
     quick = {key: programs[key].run for key, seconds in first.items() if seconds <= effort.max_seconds}

@@ -28,7 +28,15 @@ class Bench(Command):
 
     def prepare(self) -> "Benchmark":
         """What is measured; must fit the flags."""
-        raise NotImplementedError
+        from hyena_jax.benchmark import decode, function, model, operators
+
+        benchmarks = {
+            "operators": operators.OperatorsBenchmark,
+            "model": model.ModelBenchmark,
+            "decode": decode.DecodeBenchmark,
+            "function": function.FunctionBenchmark,
+        }
+        return benchmarks[self.benchmark](self)
 
     def run(self, arguments: Sequence[str]) -> int:
         import_jax()  # and keeps no compiled programs: a benchmark also times the compiler
@@ -54,11 +62,6 @@ class Bench(Command):
 class BenchOperators(Operators, Bench):
     """Time mixers, forward and with their gradients, over lengths."""
 
-    def prepare(self) -> "Benchmark":
-        from hyena_jax.benchmark.operators import OperatorsBenchmark
-
-        return OperatorsBenchmark(self)
-
 
 @dataclass(frozen=True)
 class BenchModel(Model, Bench, OfConfig):
@@ -67,20 +70,10 @@ class BenchModel(Model, Bench, OfConfig):
     The first two run on one device. The step runs with pmap on all, whatever the config's strategy is.
     """
 
-    def prepare(self) -> "Benchmark":
-        from hyena_jax.benchmark.model import ModelBenchmark
-
-        return ModelBenchmark(self)
-
 
 @dataclass(frozen=True)
 class BenchDecode(Decode, Bench):
     """Time the prefill of a prompt and then the decoding loop, in language models of one mixer each."""
-
-    def prepare(self) -> "Benchmark":
-        from hyena_jax.benchmark.decode import DecodeBenchmark
-
-        return DecodeBenchmark(self)
 
 
 @dataclass(frozen=True)
@@ -90,11 +83,6 @@ class BenchFunction(Function, Bench):
     The file has `make_inputs(size)`, which returns the arguments as a tuple of arrays; and, if the values are
     to be checked first, `oracle(*arguments)`, which returns them as NumPy computes them in float64.
     """
-
-    def prepare(self) -> "Benchmark":
-        from hyena_jax.benchmark.function import FunctionBenchmark
-
-        return FunctionBenchmark(self)
 
 
 @dataclass(frozen=True)

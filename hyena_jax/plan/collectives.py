@@ -1,7 +1,6 @@
 """What the devices of a compiled program exchange: over the links of a slice, and between slices."""
 
 import re
-from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
@@ -47,7 +46,7 @@ def collectives(program: Program) -> list[Collective]:
     channel and shapes, and a part may run in a loop whose rounds each advance it a little.
     """
     found: dict[tuple, Collective] = {}
-    for _, instruction, rounds in program.running():
+    for instruction, rounds in program.running():
         # Bodies and branches run by themselves; the computations of all others are part of them.
         is_outer = instruction.opcode in ("while", "call", "conditional")
         for one in [instruction] if is_outer else program.within(instruction):
@@ -71,19 +70,12 @@ def received_between_slices(program: Program, n_slices: int) -> float:
     of the other slices. By rings a chip receives 2 (1 - 1/S) times the array; others count as what arrives.
     """
     total = 0.0
-    for _, instruction, rounds in program.running():
+    for instruction, rounds in program.running():
         if instruction.opcode == "recv" and BETWEEN_SLICES in instruction.attributes:
             size = instruction.results[0].bytes
             is_reduced = 'transfer_type="ALL_REDUCE"' in instruction.attributes
             total += rounds * (2 * (1 - 1 / n_slices) * size if is_reduced else size)
     return total
-
-
-def bytes_by_kind(found: Iterable[Collective]) -> dict[str, int]:
-    """Bytes of the results on one device in one step, by the kinds that occur."""
-    found = list(found)
-    sums = {kind: sum(one.bytes * one.rounds for one in found if one.kind == kind) for kind in KINDS}
-    return {kind: size for kind, size in sums.items() if size}
 
 
 def _received_arrays(instruction: Instruction, kind: str) -> tuple[Array, ...]:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from hyena_jax import config
 from hyena_jax.config import Experiment
 from hyena_jax.plan.targets import Target
+from hyena_jax.system.chips import GIB
 from hyena_jax.system.errors import UserError
+from hyena_jax.system.files import resident_bytes
 
-GIB = 2**30
 # What the child writes: facts before it compiles, and why it failed, which was the user's or the compiler's.
 FACTS, FAULT = "facts.json", "fault.json"
 # And if it is not ended before: the text of the program, and the bytes that it takes.
@@ -109,22 +110,12 @@ def _wait(child: subprocess.Popen, folder: Path, limits: Limits, start: float) -
         time.sleep(POLL_EVERY)
         if time.monotonic() - start > limits.seconds:
             raise Unfinished(f"compiling took longer than --max-seconds {limits.seconds:g}; raise it")
-        if _resident(child.pid) > limits.memory:
+        if resident_bytes("VmRSS", child.pid) > limits.memory:
             more = f"--max-memory {limits.memory / GIB:.1f} GiB"
             raise Unfinished(f"compiling took more than {more} of this machine's memory; raise it")
         before, sizes = sizes, [path.stat().st_size for path in (*folder.glob(DUMPED), *folder.glob(REPORT))]
         if len(sizes) == 2 and sizes == before and all(sizes):
             return
-
-
-def _resident(pid: int) -> int:
-    """Bytes of memory of a process; 0 once it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    found = re.search(r"VmRSS:\s+(\d+)", status)
-    return 1024 * int(found[1]) if found else 0
 
 
 def _read(folder: Path, seconds: float) -> Compiled:

@@ -128,20 +128,17 @@ class Program:
         if not self.entry:
             raise ValueError("text must be HLO with an ENTRY computation")
 
-    def running(self) -> Iterator[tuple[str, Instruction, int]]:
-        """(computation, instruction, rounds) of all that runs by itself, not within a fusion.
+    def running(self, computation: str = "", rounds: int = 1) -> Iterator[tuple[Instruction, int]]:
+        """(instruction, rounds) of all that runs by itself, not within a fusion, from the entry on.
 
         `rounds` is how often it runs in a call of the program. Of a condition's branches, all are given.
         """
-        yield from self._running(self.entry, 1)
-
-    def _running(self, name: str, rounds: int) -> Iterator[tuple[str, Instruction, int]]:
-        for instruction in self.computations.get(name, ()):
-            yield name, instruction, rounds
+        for instruction in self.computations.get(computation or self.entry, ()):
+            yield instruction, rounds
             if instruction.opcode in ("while", "call", "conditional"):
                 more = self._rounds(instruction) if instruction.opcode == "while" else 1
                 for called in instruction.called:
-                    yield from self._running(called, rounds * more)
+                    yield from self.running(called, rounds * more)
 
     def _rounds(self, loop: Instruction) -> int:
         """How often a loop runs: as XLA says, or as often as its counter, from 0 on, stays below a constant.
@@ -178,7 +175,10 @@ class Program:
     @cached_property
     def _frames(self) -> dict[int, tuple[Frame, ...]]:
         """Stack frames by their number in the metadata."""
-        files, functions = (_quoted(self._text, name) for name in ("FileNames", "FunctionNames"))
+        files, functions = (
+            {i: row.strip('"') for i, row in _table(self._text, name)}
+            for name in ("FileNames", "FunctionNames")
+        )
         places = {
             i: Frame(files[row["file_name_id"]], functions[row["function_name_id"]], row["line"])
             for i, row in _rows(self._text, "FileLocations").items()
@@ -259,10 +259,6 @@ def _table(text: str, name: str) -> Iterator[tuple[int, str]]:
             if row is None:
                 return
             yield int(row[1]), row[2]
-
-
-def _quoted(text: str, name: str) -> dict[int, str]:
-    return {i: row.strip('"') for i, row in _table(text, name)}
 
 
 def _rows(text: str, name: str) -> dict[int, dict[str, int]]:

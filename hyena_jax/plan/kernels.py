@@ -16,7 +16,6 @@ import numpy as np
 from jax.extend import core
 
 from hyena_jax.ops.counts import called, live
-from hyena_jax.system.chips import Chip
 
 # bfloat16 products for one product of float32 factors.
 PASSES = {jax.lax.Precision.DEFAULT: 1, jax.lax.Precision.HIGH: 3, jax.lax.Precision.HIGHEST: 6}
@@ -28,42 +27,35 @@ ELEMENTWISE = frozenset(
 )
 # One operation for each entry of the argument.
 REDUCTIONS = frozenset("cumsum reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum".split())
+# Types as HLO names them; only those of arrays that kernels of this package return.
+ELEMENTS = {"bfloat16": "bf16", "float32": "f32", "int32": "s32"}
 
 # What is known of a variable of a kernel before it runs: a scalar at every point of the grid [P], or nothing.
 Known = np.ndarray | None
 
 
-class UnitWork(NamedTuple):
+class KernelWork(NamedTuple):
     """Computation."""
 
-    matrix: float
+    products: float
     """FLOPs of the matrix unit, counted in passes of bfloat16 products."""
     vector: float
     """Operations of the vector unit, in whole registers: one on [1, 128] counts as one on [8, 128]."""
 
-    def plus(self, other: "UnitWork") -> "UnitWork":
-        return UnitWork(self.matrix + other.matrix, self.vector + other.vector)
+    def plus(self, other: "KernelWork") -> "KernelWork":
+        return KernelWork(self.products + other.products, self.vector + other.vector)
 
 
 class Kernel(NamedTuple):
     """One `pallas_call`."""
 
     name: str
-    grid: tuple[int, ...]
     hbm_bytes: int
     """Blocks read and written, again when their index changes from one point of the grid to the next."""
-    work: UnitWork
+    work: KernelWork
     """Over the whole grid."""
     results: tuple[str, ...]
     """The arrays that it returns, such as `f32[8,128]`, as HLO names them."""
-
-    def milliseconds(self, chip: Chip) -> dict[str, float]:
-        """The time of each term alone; the kernel takes at least the largest."""
-        return {
-            "matrix": 1e3 * self.work.matrix / chip.flops,
-            "hbm": 1e3 * self.hbm_bytes / chip.memory_rate,
-            "vector": 1e3 * self.work.vector / chip.vector_rate,
-        }
 
 
 def kernels(jaxpr: core.ClosedJaxpr) -> list[Kernel]:
@@ -71,8 +63,7 @@ def kernels(jaxpr: core.ClosedJaxpr) -> list[Kernel]:
 
     ValueError if a kernel's branches and loops do not follow from the position in its grid.
     """
-    calls = _pallas_calls(live(jaxpr.jaxpr))
-    return [_kernel([v.aval for v in eqn.outvars], **eqn.params) for eqn in calls]
+    return [_kernel(eqn) for eqn in _pallas_calls(live(jaxpr.jaxpr))]
 
 
 def _pallas_calls(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
@@ -84,18 +75,15 @@ def _pallas_calls(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
                 yield from _pallas_calls(inner)
 
 
-def _kernel(results: list[Any], name: str, jaxpr: core.Jaxpr, grid_mapping: Any, **_: Any) -> Kernel:
-    grid = tuple(grid_mapping.grid)
+def _kernel(eqn: core.JaxprEqn) -> Kernel:
+    jaxpr, mapping = eqn.params["jaxpr"], eqn.params["grid_mapping"]
+    grid = tuple(mapping.grid)
     points = np.indices(grid).reshape(len(grid), prod(grid))
-    hbm_bytes = sum(_block_bytes(mapping, grid, points) for mapping in grid_mapping.block_mappings)
+    hbm_bytes = sum(_block_bytes(block, grid, points) for block in mapping.block_mappings)
     work, _ = _count(jaxpr, [None] * len(jaxpr.invars), np.ones(points.shape[1]), grid, points)
-    return Kernel(name, grid, hbm_bytes, work, tuple(map(_as_in_hlo, results)))
-
-
-def _as_in_hlo(aval: Any) -> str:
-    """An array's type and shape, such as `bf16[8,128]`; only of types that kernels of this package return."""
-    element = {"bfloat16": "bf16", "float32": "f32", "int32": "s32"}.get(aval.dtype.name, aval.dtype.name)
-    return f"{element}[{','.join(map(str, aval.shape))}]"
+    results = (v.aval for v in eqn.outvars)
+    named = (f"{ELEMENTS.get(x.dtype.name, x.dtype.name)}[{','.join(map(str, x.shape))}]" for x in results)
+    return Kernel(eqn.params["name"], hbm_bytes, work, tuple(named))
 
 
 def _block_bytes(mapping: Any, grid: tuple[int, ...], points: np.ndarray) -> int:
@@ -114,7 +102,7 @@ def _block_bytes(mapping: Any, grid: tuple[int, ...], points: np.ndarray) -> int
 
 def _count(
     jaxpr: core.Jaxpr, args: list[Known], times: np.ndarray, grid: tuple[int, ...], points: np.ndarray
-) -> tuple[UnitWork, list[Known]]:
+) -> tuple[KernelWork, list[Known]]:
     """The work of running a jaxpr `times` [P] times at each point of the grid, and its known results.
 
     Which branches run and how often loops repeat follows from scalars computed from the position in the grid.
@@ -126,13 +114,13 @@ def _count(
             return values.get(v)
         return np.full(times.shape, v.val) if np.ndim(v.val) == 0 else None
 
-    def inner(jaxpr: core.Jaxpr, args: list[Known], times: np.ndarray) -> tuple[UnitWork, list[Known]]:
+    def inner(jaxpr: core.Jaxpr, args: list[Known], times: np.ndarray) -> tuple[KernelWork, list[Known]]:
         return _count(jaxpr, args, times, grid, points)
 
-    total = UnitWork(0, 0)
+    total = KernelWork(0, 0)
     for eqn in jaxpr.eqns:
         inputs, params = [known(v) for v in eqn.invars], eqn.params
-        work, results = UnitWork(0, 0), [None] * len(eqn.outvars)
+        work, results = KernelWork(0, 0), [None] * len(eqn.outvars)
         match name := eqn.primitive.name:
             case "program_id":
                 results = [points[params["axis"]]]
@@ -188,16 +176,16 @@ def _require(value: Known) -> np.ndarray:
     return value
 
 
-def _work(eqn: core.JaxprEqn, times: float) -> UnitWork:
+def _work(eqn: core.JaxprEqn, times: float) -> KernelWork:
     """The work of one operation on arrays."""
     name = eqn.primitive.name
     if name == "dot_general":
-        return UnitWork(times * _product_flops(eqn), 0)
+        return KernelWork(times * _product_flops(eqn), 0)
     if name in ELEMENTWISE:
-        return UnitWork(0, times * _in_registers(eqn.outvars[0].aval.shape))
+        return KernelWork(0, times * _in_registers(eqn.outvars[0].aval.shape))
     if name in REDUCTIONS:
-        return UnitWork(0, times * _in_registers(eqn.invars[0].aval.shape))
-    return UnitWork(0, 0)
+        return KernelWork(0, times * _in_registers(eqn.invars[0].aval.shape))
+    return KernelWork(0, 0)
 
 
 def _product_flops(eqn: core.JaxprEqn) -> float:

@@ -14,7 +14,8 @@ from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.collectives import collectives, received_between_slices
 from hyena_jax.plan.compiling import Compiled, Limits, compile_step
 from hyena_jax.plan.hlo import Program
-from hyena_jax.plan.roofline import KINDS, REACHED, TERMS, KernelWork, costs, largest_term, seconds_by_kind
+from hyena_jax.plan.kernels import KernelWork
+from hyena_jax.plan.roofline import KINDS, REACHED, TERMS, costs, largest_term
 from hyena_jax.plan.step import n_params
 from hyena_jax.plan.targets import Target
 from hyena_jax.system.errors import require
@@ -192,13 +193,13 @@ def _depths(experiment: Experiment, whole: bool) -> tuple[int | None, ...]:
 def _figures(compiled: Compiled, target: Target) -> Figures:
     """The figures of a program that are linear in its depth."""
     program = Program(compiled.text)
-    found = seconds_by_kind(costs(program, target.chip, _kernels(compiled)))
-    figures: Figures = {("memory",): compiled.memory, ("hbm",): found.memory}
-    for kind in KINDS:
-        figures["roofline", kind] = found.roofline[kind]
-        figures["pessimistic", kind] = found.pessimistic[kind]
-        for name, seconds in zip(TERMS, found.terms[kind], strict=True):
-            figures[name, kind] = seconds
+    figures: Figures = {("memory",): compiled.memory, ("hbm",): 0.0}
+    seconds = ("roofline", "pessimistic", *TERMS)
+    figures |= {(name, kind): 0.0 for kind in KINDS for name in seconds}
+    for cost in costs(program, target.chip, _kernels(compiled)):
+        figures["hbm",] += cost.memory  # also where it hides behind the rest
+        for name in seconds:
+            figures[name, cost.kind] += getattr(cost, name)
     figures |= {("received", kind): 0.0 for kind in EXCHANGES}
     for one in collectives(program):
         figures["received", one.kind] += one.rounds * one.received(target.chips_of_slice)

@@ -13,9 +13,9 @@ from rich.table import Table
 from hyena_jax.plan.compiling import VOCABULARY
 from hyena_jax.plan.planning import Ends, StepPlan
 from hyena_jax.plan.roofline import KINDS, TERMS
+from hyena_jax.system.chips import GIB, MIB
 from hyena_jax.system.files import write_text
 
-GIB, MIB = 2**30, 2**20
 CAVEAT = "estimated, not measured on a device"
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 COLOURS = dict(

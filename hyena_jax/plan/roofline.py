@@ -17,7 +17,7 @@ The pessimistic end of other chips has the same form, but was not fitted to anyt
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import gcd, log2, prod
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from hyena_jax.plan.collectives import KINDS as EXCHANGES
 from hyena_jax.plan.hlo import Array, Frame, Instruction, Program
+from hyena_jax.plan.kernels import KernelWork
 from hyena_jax.system.chips import Chip
 
 PRODUCTS, CONVOLUTION, RECURRENCE = "matrix products", "long convolution", "recurrence"
@@ -84,7 +85,7 @@ class Cost(NamedTuple):
     memory: float
     vector: float
     registers: float
-    """Of its results, in registers of 8 x 128 elements."""
+    """Of its largest result, in registers of 8 x 128 elements."""
     in_background: bool
     """Whether it runs while others do."""
     is_kernel: bool
@@ -115,13 +116,6 @@ def largest_term(of: Any) -> str:
     return max(TERMS, key=lambda name: getattr(of, name))
 
 
-class KernelWork(NamedTuple):
-    """A call of a Pallas kernel: FLOPs of its products, each times its passes; elementwise operations."""
-
-    products: float
-    vector: float
-
-
 def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None = None) -> list[Cost]:
     """The costs of all instructions that are not exchanges, in the order in which they run.
 
@@ -129,10 +123,14 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
     """
     by_name = {one.name: one for body in program.computations.values() for one in body}
     found = []
-    for _, instruction, rounds in program.running():
+    for instruction, rounds in program.running():
         if instruction.opcode in FREE or instruction.opcode.removesuffix("-start") in EXCHANGES:
             continue
-        if instruction.opcode.endswith("-done") or is_free_call(instruction):
+        target = instruction.attribute("custom_call_target").strip('"')
+        is_call = instruction.opcode == "custom-call"
+        # Of calls, others than kernels and a GPU's libraries only tell XLA where arrays lie.
+        is_free = is_call and target != KERNEL and not target.startswith("__")
+        if instruction.opcode.endswith("-done") or is_free:
             continue
         flops = vector = 0.0
         for inner in _parts(program, instruction):
@@ -140,9 +138,14 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
                 flops += _product_flops(inner, by_name, chip.passes)
             else:
                 vector += _operations(inner, by_name)
-        if instruction.opcode == "custom-call":
-            work = (kernels or {}).get(kernel_name(instruction), KernelWork(0.0, 0.0))
+        if is_call:
+            name, results = (
+                re.sub(r"[.0-9]*$", "", instruction.name),
+                ", ".join(map(str, instruction.results)),
+            )
+            work = (kernels or {}).get(f"{name}({results})", KernelWork(0.0, 0.0))
             flops, vector = work.products, work.vector
+        registers = max((array.padded_size for array in instruction.results), default=0) / REGISTER
         line = _line(program.frames(instruction))
         found.append(
             Cost(
@@ -150,31 +153,14 @@ def costs(program: Program, chip: Chip, kernels: Mapping[str, KernelWork] | None
                 rounds * flops / chip.flops,
                 rounds * _moved(program, instruction, by_name) / chip.memory_rate,
                 rounds * vector / chip.vector_rate,
-                rounds * _registers(instruction) / chip.register_rate,
+                rounds * registers / chip.register_rate,
                 instruction.opcode.endswith("-start"),
-                instruction.opcode == "custom-call",
+                is_call,
                 instruction.name,
                 f"{line.file}:{line.line}" if line is not None else "",
             )
         )
     return found
-
-
-def _registers(instruction: Instruction) -> float:
-    """Registers of 8 x 128 elements that hold the largest result."""
-    return max((array.padded_size for array in instruction.results), default=0) / REGISTER
-
-
-def kernel_name(instruction: Instruction) -> str:
-    """The key of the Pallas kernel that a custom call runs, as in `costs`."""
-    results = ", ".join(map(str, instruction.results))
-    return f"{re.sub(r'[.0-9]*$', '', instruction.name)}({results})"
-
-
-def is_free_call(instruction: Instruction) -> bool:
-    """Whether it is a custom call that only tells XLA where arrays lie: not a kernel, nor a GPU's library."""
-    target = instruction.attribute("custom_call_target").strip('"')
-    return instruction.opcode == "custom-call" and target != KERNEL and not target.startswith("__")
 
 
 def _parts(program: Program, instruction: Instruction) -> Iterator[Instruction]:
@@ -342,27 +328,3 @@ def _line(frames: tuple[Frame, ...]) -> Frame | None:
         if found and file not in HELPERS:
             return frame._replace(file=file)
     return None
-
-
-class SecondsByKind(NamedTuple):
-    """Seconds of a step by kind, at both ends."""
-
-    roofline: dict[str, float]
-    pessimistic: dict[str, float]
-    terms: dict[str, tuple[float, float, float]]
-    """(products, memory, vector) at peak."""
-    memory: float
-    """Of all bytes at the memory's peak."""
-
-
-def seconds_by_kind(found: Iterable[Cost]) -> SecondsByKind:
-    """The sums of the costs of a step."""
-    roofline, pessimistic = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
-    terms, memory = {kind: np.zeros(3) for kind in KINDS}, 0.0
-    for cost in found:
-        roofline[cost.kind] += cost.roofline
-        pessimistic[cost.kind] += cost.pessimistic
-        terms[cost.kind] += (cost.products, cost.memory, cost.vector)
-        memory += cost.memory
-    plain = {kind: tuple(map(float, each)) for kind, each in terms.items()}
-    return SecondsByKind(roofline, pessimistic, plain, memory)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from hyena_jax.config import Experiment, ParallelConfig
-from hyena_jax.plan.compiling import GIB, DoesNotCompile, Limits, Unfinished
+from hyena_jax.plan.compiling import DoesNotCompile, Limits, Unfinished
 from hyena_jax.plan.planning import StepPlan, describe, make_plan
 from hyena_jax.plan.targets import Target
+from hyena_jax.system.chips import GIB
 from hyena_jax.system.errors import UserError, choose, require
 
 AXES = ("remat", "batch", "layout")

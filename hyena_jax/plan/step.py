@@ -67,10 +67,7 @@ def lower(experiment: Experiment, devices: Sequence[jax.Device]) -> Lowered:
         "n_params": n_entries(shapes),
         "parameters": _bytes(shapes, strategy),
         "optimizer": _bytes(state.opt_state, strategy),
-        "kernels": {
-            f"{one.name}({', '.join(one.results)})": {"products": one.work.matrix, "vector": one.work.vector}
-            for one in _kernels(traced)
-        },
+        "kernels": {f"{one.name}({', '.join(one.results)})": one.work._asdict() for one in _kernels(traced)},
         "forward": {"products": forward.products, "transforms": forward.transforms},
     }
     return Lowered(traced, lowered, facts)

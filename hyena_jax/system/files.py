@@ -315,3 +315,13 @@ def memory_size() -> int:
         with suppress(OSError, ValueError):  # no such file, or `max`
             size = min(size, int(Path(limit).read_text()))
     return size
+
+
+def resident_bytes(field: str, process: int | str = "self") -> int:
+    """A process's resident memory on Linux, VmRSS now or VmHWM at its peak; 0 once the process has ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(rf"{field}:\s+(\d+)", status)
+    return 1024 * int(found[1]) if found else 0

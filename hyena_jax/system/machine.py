@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from hyena_jax.system.files import n_cpus
+from hyena_jax.system.files import n_cpus, resident_bytes
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "optax")
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -98,16 +98,6 @@ def live_memory(run: Callable[[], Any]) -> int | None:
     before = resident_bytes("VmRSS")
     jax.block_until_ready(run())
     return max(resident_bytes("VmHWM") - before, 0)
-
-
-def resident_bytes(field: str, process: int | str = "self") -> int:
-    """A process's resident memory on Linux, VmRSS now or VmHWM at its peak; 0 once the process has ended."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return 0
-    found = re.search(rf"{field}:\s+(\d+)", status)
-    return 1024 * int(found[1]) if found else 0
 
 
 def fits(n_bytes: int) -> bool:

@@ -13,7 +13,7 @@ from tolerances import assert_close
 from hyena_jax.ops.delta_rule import delta_rule
 from hyena_jax.ops.kernels.delta_rule import fused_delta_rule
 from hyena_jax.plan.kernels import kernels
-from hyena_jax.plan.targets import CHIPS, parse_target
+from hyena_jax.plan.targets import parse_target
 from hyena_jax.reference.delta_rule import delta_rule as loop
 
 fused = partial(fused_delta_rule, interpret=True)
@@ -147,6 +147,5 @@ def test_its_cost_is_counted(name):
     assert backward.hbm_bytes == 4 * (2 * inputs + tokens * n_values + memories + 2 * states)
     # At least the multiply-adds of the chunked rule, in 6 passes; the backward pass recomputes them.
     least = 6 * 2 * tokens * (chunk * (n_keys + n_values) + 3 * n_keys * n_values)
-    assert forward.work.matrix > least
-    assert backward.work.matrix > 3 * least
-    assert forward.milliseconds(CHIPS["v5e"])["matrix"] > 0
+    assert forward.work.products > least
+    assert backward.work.products > 3 * least

@@ -2,12 +2,7 @@
 
 import pytest
 
-from hyena_jax.plan.collectives import (
-    Collective,
-    bytes_by_kind,
-    collectives,
-    received_between_slices,
-)
+from hyena_jax.plan.collectives import Collective, collectives, received_between_slices
 from hyena_jax.plan.hlo import Program
 
 # A loop of 12 rounds around a gather that XLA overlaps with a product, as it prints it for a TPU: the gather
@@ -66,11 +61,6 @@ def test_each_exchange_counts_once_and_in_every_round():
         Collective("all-reduce", 44, 1, ("f32[10]", "s32[]"), 4, ""),
         Collective("collective-permute", 40, 1, ("c64[5]",), 0, ""),
     ]
-    assert bytes_by_kind(found) == {
-        "all-gather": 12 * 2 * 256 * 256 + 160,
-        "all-reduce": 44,
-        "collective-permute": 40,
-    }
 
 
 def test_a_text_without_a_program_is_refused():

@@ -54,7 +54,7 @@ ENTRY %main (x: f32[4,100]) -> (s32[], f32[4,100]) {
 
 
 def test_loops_run_as_often_as_their_condition_says():
-    rounds = {one.name: n for _, one, n in Program(PROGRAM).running()}
+    rounds = {one.name: n for one, n in Program(PROGRAM).running()}
     assert rounds["loop"] == 1
     assert rounds["row"] == 7
     assert "slice" not in rounds, "a part of a fusion does not run by itself"
@@ -63,18 +63,18 @@ def test_loops_run_as_often_as_their_condition_says():
 def test_a_counter_that_grows_by_two():
     twice = "  %two = s32[]{:T(128)} constant(2)\n  %next = s32[]{:T(128)} add(%i, %two)\n  ROOT %out"
     text = PROGRAM.replace("  ROOT %out", twice).replace("tuple(%i, %x)", "tuple(%next, %x)")
-    assert {one.name: n for _, one, n in Program(text).running()}["row"] == 4
+    assert {one.name: n for one, n in Program(text).running()}["row"] == 4
 
 
 def test_rounds_that_xla_knows_come_first():
     known = ', backend_config={"known_trip_count":{"n":"3"}}'
     text = PROGRAM.replace("body=%body", f"body=%body{known}")
-    assert {one.name: n for _, one, n in Program(text).running()}["row"] == 3
+    assert {one.name: n for one, n in Program(text).running()}["row"] == 3
 
 
 def test_operands_results_and_layouts():
     program = Program(PROGRAM)
-    row = next(one for _, one, _ in program.running() if one.name == "row")
+    row = next(one for one, _ in program.running() if one.name == "row")
     assert row.operands == ("x", "i")
     assert row.called == ("fused",)
     assert row.results == (Array("f32", (1, 100), (1, 0), (1, 128), 1),)
@@ -83,7 +83,7 @@ def test_operands_results_and_layouts():
 
 def test_the_lines_of_python_of_a_fusion_are_those_of_its_parts():
     program = Program(PROGRAM)
-    row = next(one for _, one, _ in program.running() if one.name == "row")
+    row = next(one for one, _ in program.running() if one.name == "row")
     assert program.frames(row) == (
         Frame("/home/me/hyena_jax/ops/long_conv.py", "fft_conv", 20),
         Frame("/home/me/train.py", "main", 10),
@@ -94,7 +94,7 @@ def test_numbers_of_parent_frames_that_are_right():
     text = PROGRAM.replace("parent_frame_id=1}", "parent_frame_id=0}").replace(
         "frame_id=2}\n\n", "frame_id=1}\n\n"
     )
-    row = next(one for _, one, _ in Program(text).running() if one.name == "row")
+    row = next(one for one, _ in Program(text).running() if one.name == "row")
     assert [frame.line for frame in Program(text).frames(row)] == [20, 10]
 
 

@@ -1180,8 +1180,8 @@ FAULTS = [
     Fault(
         "planned_gib_are_gb",
         "hyena_jax/plan/presentation.py",
-        "GIB, MIB = 2**30, 2**20",
-        "GIB, MIB = 10**9, 10**6",
+        "from hyena_jax.system.chips import GIB, MIB",
+        "from hyena_jax.system.chips import GIGA as GIB, MIB",
         "the plan prints GB as GiB",
     ),
     Fault(
@@ -1201,8 +1201,8 @@ FAULTS = [
     Fault(
         "nested_loops_not_multiplied",
         "hyena_jax/plan/hlo.py",
-        "yield from self._running(called, rounds * more)",
-        "yield from self._running(called, more)",
+        "yield from self.running(called, rounds * more)",
+        "yield from self.running(called, more)",
         "instructions in nested loops count for the inner one",
     ),
     Fault(
@@ -1355,7 +1355,7 @@ FAULTS = [
     ),
     Fault(
         "resident_memory_in_kilobytes",
-        "hyena_jax/system/machine.py",
+        "hyena_jax/system/files.py",
         "return 1024 * int(found[1]) if found else 0",
         "return 1000 * int(found[1]) if found else 0",
         "resident memory takes KiB as thousands of bytes",

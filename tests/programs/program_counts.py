@@ -125,7 +125,7 @@ def in_program(text: str) -> dict[str, float]:
     from hyena_jax.plan.hlo import Program
 
     program = Program(text)
-    running = {instruction.name: instruction for _, instruction, _ in program.running()}.values()
+    running = {instruction.name: instruction for instruction, _ in program.running()}.values()
     free = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
     return {
         "instructions": sum(one.opcode not in free for one in running),
