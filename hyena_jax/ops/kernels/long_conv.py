@@ -43,6 +43,7 @@ from jax.sharding import PartitionSpec
 
 from hyena_jax.ops.fast.derivatives import own_derivative
 from hyena_jax.ops.fast.matmul_fft import matmul_fft_conv
+from hyena_jax.ops.long_conv import fft_len
 
 Precision = Literal["high", "highest"]
 Complex = tuple[jax.Array, jax.Array]  # real and imaginary part
@@ -71,21 +72,13 @@ def fused_conv(
     if u.ndim < 3 or h.shape != (u.shape[-3], 1, u.shape[-1]) or u.dtype != jnp.float32:
         return matmul_fft_conv(u, h)
     channels, batch, length = u.shape[-3:]
-    missing = LANES * _n_rows(length) - length
+    missing = LANES * fft_len(-(-length // LANES)) - length
     # XLA lays the products of `ops.fast.dense` out as [B, C, L] in memory: exchanging the axes is free.
     rows = u.reshape(-1, channels, batch, length).swapaxes(1, 2)
     rows = jnp.pad(rows, [(0, 0), (0, 0), (0, 0), (0, missing)])
     filters = jnp.pad(h.reshape(channels, length), [(0, 0), (0, missing)])
     y = _sharded_conv(rows, filters, precision, interpret)[..., :length]
     return y.swapaxes(1, 2).reshape(u.shape)
-
-
-def _n_rows(length: int) -> int:
-    """The smallest R with 128 R >= length and without a prime factor above 5."""
-    n_rows = -(-length // LANES)
-    while prod(_prime_factors(n_rows)) != n_rows:
-        n_rows += 1
-    return n_rows
 
 
 def _prime_factors(n: int) -> list[int]:
