@@ -24,6 +24,8 @@ All raise ValueError if the ambient mesh has no axis `sequence_axis`, or its siz
 `blockwise_conv`).
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -166,7 +168,8 @@ def linear_recurrence(
 
     def local(a: jax.Array, x: jax.Array, h0: jax.Array | None, axis_name: str | None) -> jax.Array:
         form = method or forms_for().recurrence
-        form = form if axis_name is None else _recurrence_form(axis_name, form)
+        if axis_name is not None:
+            form = partial(_recurrence, axis_name=axis_name, run=form)
         before = None if h0 is None else rows(h0, 1)
         return recurrence_ops.linear_recurrence(rows(a, 2), rows(x, 2), before, reverse, form)[0].reshape(
             x.shape
@@ -175,23 +178,14 @@ def linear_recurrence(
     return sharded(local, sequence_axis, (axes, axes, axes.replace(LENGTH, "")), axes)(a, x, h0)
 
 
-def _recurrence_form(axis_name: str, run: Recurrence) -> Recurrence:
-    """`run` of each shard as a form of the recurrence over all of them, which returns the shard's last state.
-
-    h0 counts on the first device alone (in reverse, on the last).
-    """
-
-    def form(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
-        h = _recurrence(a, x, h0, reverse, axis_name, run)
-        return h, h[:, 0 if reverse else -1].astype(h0.dtype)
-
-    return form
-
-
 def _recurrence(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str, run: Recurrence
-) -> jax.Array:
-    """h, as the solution of a linear equation: see `ops.linear_recurrence`."""
+) -> tuple[jax.Array, jax.Array]:
+    """`run` of each shard as a form of the recurrence over all of them, which returns the shard's last state.
+
+    h0 counts on the first device alone (in reverse, on the last). h is the solution of a linear equation: see
+    `ops.linear_recurrence`.
+    """
     n_devices = jax.lax.axis_size(axis_name)
     first, final = (-1, 0) if reverse else (0, -1)
     is_start = jax.lax.axis_index(axis_name) == (n_devices - 1 if reverse else 0)
@@ -221,7 +215,8 @@ def _recurrence(
         product = a[:, first].astype(start_bar.dtype) * g[:, first].astype(start_bar.dtype)
         return start_bar + jnp.where(is_start, product, 0), g
 
-    return linear_solve(matvec, solve, transpose_solve, a, (h0, x))[1]
+    h = linear_solve(matvec, solve, transpose_solve, a, (h0, x))[1]
+    return h, h[:, final].astype(h0.dtype)
 
 
 def _run(
