@@ -59,13 +59,9 @@ def blockwise_conv(
     # Each device evaluates the filters at its shard of the lags, and then reads those of its channels.
     h, future = (x if x is None else shard_axis(x, sequence_axis, -1) for x in (h, future))
 
-    def local(
-        u: jax.Array,
-        h: jax.Array,
-        skip: jax.Array | None,
-        future: jax.Array | None,
-        axis_name: str | None,
-    ) -> jax.Array:
+    def local(*given: jax.Array | None, axis_name: str | None) -> jax.Array:
+        u, h, skip, future = given
+
         def convolve(u: jax.Array) -> jax.Array:
             return long_conv_ops.blockwise_conv(u, h, skip, block_len, future, method)
 
@@ -131,15 +127,10 @@ def few_taps_conv(
 ) -> jax.Array:
     """`ops.few_taps.few_taps_conv` of u [G, w, B, L]; segment_ids [B, L]."""
 
-    def local(
-        u: jax.Array,
-        h: jax.Array,
-        skip: jax.Array | None,
-        segment_ids: jax.Array | None,
-        axis_name: str | None,
-    ) -> jax.Array:
+    def local(*given: jax.Array | None, axis_name: str | None) -> jax.Array:
         if axis_name is None:
-            return few_taps.few_taps_conv(u, h, skip, segment_ids, method)
+            return few_taps.few_taps_conv(*given, method)
+        u, h, skip, segment_ids = given
         n = h.shape[1] - 1
         seen = with_before(u, n, 3, axis_name)
         ids = None if segment_ids is None else with_before(segment_ids, n, 1, axis_name)
@@ -326,21 +317,14 @@ def delta_rule(
     What the earlier shards make of any memory, composed, gives the memory before a device's shard.
     """
 
-    def local(
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        log_a: jax.Array,
-        read: jax.Array | None,
-        write: jax.Array | None,
-        starts: jax.Array | None,
-        axis_name: str | None,
-    ) -> jax.Array:
+    def local(*given: jax.Array | None, axis_name: str | None) -> jax.Array:
+        *sequences, starts = given
+        _, k, v, *_ = sequences
         memory = delta_rule_ops.no_memory(k, v)
         if axis_name is not None:
-            part = delta_rule_ops.transfer(k, v, log_a, read, write, starts, chunk)
+            part = delta_rule_ops.transfer(*sequences[1:], starts, chunk)
             memory = state_before(lambda memory, part: part[0] @ memory + part[1], memory, part, axis_name)
-        return method(q, k, v, log_a, read, write, memory, starts, chunk)[0]
+        return method(*sequences, memory, starts, chunk)[0]
 
     in_axes = ("BLHK", "BLHK", "BLGV", "BLGK"[: log_a.ndim], "BLGK", "BLGK", "BL")
     return sharded(local, sequence_axis, in_axes, "BLGV")(q, k, v, log_a, read, write, starts)
