@@ -41,6 +41,24 @@ class FilterConfig(Checked):
 
 
 @dataclass(frozen=True)
+class _WindowConfig(FilterConfig):
+    """A window that decays exponentially, faster from channel to channel."""
+
+    fast_decay: float = 0.3
+    """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
+    slow_decay: float = 1.5
+    """Slowest channel: fraction of max_len at which its window has decayed to `decay_target`."""
+    decay_target: Annotated[float, Between(1e-30, 1, "[)")] = 0.01
+    """Window value that defines the two fractions above."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        slow, fast = self.slow_decay, self.fast_decay
+        # A window that underflows to 0 at lag 1 would give infinity times 0.
+        require(1e-6 <= fast <= slow, "fast_decay", fast, f"in [1e-6, slow_decay={slow}]")
+
+
+@dataclass(frozen=True)
 class CKConvFilterConfig(FilterConfig):
     """A sine network of the time index, without a window (Romero et al. 2021, arXiv 2102.02611)."""
 
@@ -63,15 +81,9 @@ class CKConvFilterConfig(FilterConfig):
 
 
 @dataclass(frozen=True)
-class ImplicitFilterConfig(CKConvFilterConfig):
+class ImplicitFilterConfig(_WindowConfig, CKConvFilterConfig):
     """A sine network of the time index times a decaying window (Hyena, section 3.3)."""
 
-    fast_decay: float = 0.3
-    """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
-    slow_decay: float = 1.5
-    """Slowest channel: fraction of max_len at which its window has decayed to `decay_target`."""
-    decay_target: Annotated[float, Between(1e-30, 1, "[)")] = 0.01
-    """Window value that defines the two fractions above."""
     window_shift: float = 0.0
     """Constant added to the window, so that it does not decay to 0."""
     train_decay: bool = False
@@ -79,14 +91,10 @@ class ImplicitFilterConfig(CKConvFilterConfig):
     norm_axis: NormAxis = "none"
     """Divide the filter by its L1 norm over all filter channels at each lag, or over the lags."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_window(self)
-
 
 @dataclass(frozen=True)
-class SirenFilterConfig(FilterConfig):
-    """A sine network of time alone (SIREN, 2006.09661) times a decaying window, as in irhum/hyena."""
+class _SirenConfig(FilterConfig):
+    """A sine network of time alone."""
 
     width: Annotated[int, AtLeast(1), AtMost(MAX_FEATURES)] = 64
     """Hidden width of the network."""
@@ -94,28 +102,17 @@ class SirenFilterConfig(FilterConfig):
     """Hidden layers after the first."""
     frequency: Annotated[float, Above(0)] = 300.0
     """Constant w of the first layer's sin(w x); the other layers have sin(x)."""
-    fast_decay: float = 0.3
-    """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
-    slow_decay: float = 1.5
-    """Slowest channel: fraction of max_len at which its window has decayed to `decay_target`."""
-    decay_target: Annotated[float, Between(1e-30, 1, "[)")] = 0.01
-    """Window value that defines the two fractions above."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_window(self)
 
 
 @dataclass(frozen=True)
-class WindowedFilterConfig(FilterConfig):
+class SirenFilterConfig(_WindowConfig, _SirenConfig):
+    """A sine network of time alone (SIREN, 2006.09661) times a decaying window, as in irhum/hyena."""
+
+
+@dataclass(frozen=True)
+class WindowedFilterConfig(_WindowConfig):
     """Free taps times a trainable window exp(alpha t) + b, as in the annotated variant of Hyena."""
 
-    fast_decay: float = 0.3
-    """Fastest channel: fraction of max_len at which its window has decayed to `decay_target`."""
-    slow_decay: float = 1.5
-    """Slowest channel: fraction of max_len at which its window has decayed to `decay_target`."""
-    decay_target: Annotated[float, Between(1e-30, 1, "[)")] = 0.01
-    """Window value that defines the two fractions above."""
     window_shift: float = 0.0
     """Initial value b."""
     train_decay: bool = True
@@ -124,10 +121,6 @@ class WindowedFilterConfig(FilterConfig):
     """Train b, one for each channel."""
     norm_axis: NormAxis = "channels"
     """Divide each filter by its L1 norm over the channels at each lag, or over the lags."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_window(self)
 
 
 @dataclass(frozen=True)
@@ -263,12 +256,6 @@ class STUFilterConfig(FilterConfig):
     def check(self, max_len: int) -> None:
         """There are not more vectors than lags; the module says how many are resolved."""
         require(self.n_vectors <= max_len, "n_vectors", self.n_vectors, f"at most max_len={max_len}")
-
-
-def _check_window(config: ImplicitFilterConfig | SirenFilterConfig | WindowedFilterConfig) -> None:
-    slow, fast = config.slow_decay, config.fast_decay
-    # A window that underflows to 0 at lag 1 would give infinity times 0.
-    require(1e-6 <= fast <= slow, "fast_decay", fast, f"in [1e-6, slow_decay={slow}]")
 
 
 FILTER_CONFIGS = FilterConfig.registry

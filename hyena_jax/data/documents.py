@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from hyena_jax.data.text import BYTE_ORDER_MARK, decoded, files_below
 from hyena_jax.data.tfds import ensure_prepared, open_builder, quiet
@@ -174,15 +174,17 @@ def _of_json_lines(span: Span, field: str) -> Iterator[Document]:
         at = read = span.start
         is_compressed = span.path.endswith((".gz", ".zst"))
         try:
-            source = _decompressed(span.path, file)
+            source = file
+            if span.path.endswith(".gz"):
+                source = gzip.GzipFile(fileobj=file)
+            elif span.path.endswith(".zst"):
+                import pyarrow
+
+                source = io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), 2**20)
             for line in iter(lambda: source.readline(MAX_DOCUMENT + 1), b""):
                 place = f"{span.path}, {'uncompressed ' if is_compressed else ''}byte {at:,}"
-                require(
-                    len(line) <= MAX_DOCUMENT,
-                    place,
-                    "a longer one",
-                    f"a line of at most {MAX_DOCUMENT:,} bytes",
-                )
+                must = f"a line of at most {MAX_DOCUMENT:,} bytes"
+                require(len(line) <= MAX_DOCUMENT, place, "a longer one", must)
                 at += len(line)
                 now = file.tell() if is_compressed else at
                 if line.strip():
@@ -198,16 +200,6 @@ def _of_json_lines(span: Span, field: str) -> Iterator[Document]:
                     return
         except (EOFError, OSError, zlib.error) as error:
             raise UserError(f"{span.path!r} cannot be read: {error}", "INPUT") from error
-
-
-def _decompressed(path: str, file: BinaryIO) -> BinaryIO:
-    if path.endswith(".gz"):
-        return gzip.GzipFile(fileobj=file)
-    if path.endswith(".zst"):
-        import pyarrow
-
-        return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), 2**20)
-    return file
 
 
 def _of_parquet(span: Span, field: str) -> Iterator[Document]:

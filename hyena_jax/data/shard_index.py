@@ -8,7 +8,7 @@ encoding.json with the tokenizer.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,19 +97,13 @@ def read_index(where: str, data: bytes, argument: str) -> Index:
         require(index.eos is None or is_id, "eos", index.eos, "None, or an id of the vocabulary")
         is_text = isinstance(index.tokenizer_sha256, str)
         require(is_text, "tokenizer_sha256", index.tokenizer_sha256, "a SHA-256 in hexadecimal")
-        require_known(
-            "the largest id", (shard.largest for shard in index.shards + index.held_out), index.vocab_size
-        )
+        largest = max((shard.largest for shard in index.shards + index.held_out), default=0)
+        must = f"below the vocabulary's size {index.vocab_size}"
+        require(largest < index.vocab_size, "the largest id", largest, must)
         return index
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{where} is not an index of shards: {reason:.200}", argument) from error
-
-
-def require_known(what: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Raises UserError unless all ids are below the vocabulary's size."""
-    largest = max(ids, default=0)
-    require(largest < vocab_size, what, largest, f"below the vocabulary's size {vocab_size}")
 
 
 def digest_of(tokenizer: Tokenizer | Mapping[str, Any]) -> str:

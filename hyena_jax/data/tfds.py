@@ -78,16 +78,11 @@ def ensure_prepared(builder: "tfds.core.DatasetBuilder", manual_dir: str | None,
         ) from error
     except Exception as error:  # anything that the data set's code, the network or the disk raises
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
-        raise UserError(
-            f"name {builder.name!r} cannot be prepared ({reason}); {_how_to_supply(builder, instead)}"
-        ) from error
-
-
-def _how_to_supply(builder: "tfds.core.DatasetBuilder", instead: str) -> str:
-    files = [f"{url} as {info.filename}" for url, info in builder.url_infos.items() if info.filename]
-    if not 1 <= len(files) <= 4:  # MNIST has four; nobody saves more by hand
-        return f"give {instead}"
-    return f"save {' and '.join(files)} in a folder and give --data.manual-dir FOLDER, or give {instead}"
+        files = [f"{url} as {info.filename}" for url, info in builder.url_infos.items() if info.filename]
+        how = f"give {instead}"
+        if 1 <= len(files) <= 4:  # MNIST has four; nobody saves more by hand
+            how = f"save {' and '.join(files)} in a folder and give --data.manual-dir FOLDER, or {how}"
+        raise UserError(f"name {builder.name!r} cannot be prepared ({reason}); {how}") from error
 
 
 @contextlib.contextmanager

@@ -64,19 +64,16 @@ class Recomputing(nn.Module):
         # The padding before a row's first token is dropped.
         kept = state.tokens.at[rows, jnp.where(at < 0, room, at)].set(tokens, mode="drop")
         state = Context(kept, at[:, -1] + 1)
-        return state, self._logits(state, jnp.maximum(at[:, -1:] if last_only else at, 0))
+        read = jnp.maximum(at[:, -1:] if last_only else at, 0)[..., None]
+        if models.has_hidden(self.model):
+            hidden = self.model.hidden(kept, None, True)
+            return state, self.model.logits(jnp.take_along_axis(hidden, read, axis=1))
+        return state, jnp.take_along_axis(self.model(kept, None, True), read, axis=1)
 
     def step(self, state: Context, token: jax.Array) -> tuple[Context, jax.Array]:
         """Logits [B, V] of the next token [B]."""
         state, logits = self.prefill(state, token[:, None])
         return state, logits[:, 0]
-
-    def _logits(self, state: Context, at: jax.Array) -> jax.Array:
-        """Logits [B, n, V] at the positions `at` [B, n] of the rows."""
-        if models.has_hidden(self.model):
-            hidden = self.model.hidden(state.tokens, None, True)
-            return self.model.logits(jnp.take_along_axis(hidden, at[..., None], axis=1))
-        return jnp.take_along_axis(self.model(state.tokens, None, True), at[..., None], axis=1)
 
 
 def with_state(model: nn.Module) -> nn.Module:

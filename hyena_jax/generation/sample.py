@@ -59,31 +59,27 @@ def draw_predictions(
     Returns:
       How many predictions are right, and how many images were drawn.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     count = data.n_eval_rows(count)
     (batch,) = data.eval_batches(count, count)
     logits = jax.jit(model.apply)({"params": params}, batch["inputs"])
     predicted, true = np.asarray(answers(logits, 1)), batch["targets"]
-    n_right = int((predicted == true).sum())
-    _draw(batch["inputs"], predicted, true, f"{n_right} of {count} held-out images right", path)
-    return n_right, count
-
-
-def _draw(images: np.ndarray, predicted: np.ndarray, true: np.ndarray, title: str, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    n_rows = math.ceil(len(images) / COLUMNS)
+    images, n_right = batch["inputs"], int((predicted == true).sum())
+    n_rows = math.ceil(count / COLUMNS)
     figure = Figure(figsize=(COLUMNS, 0.5 + 1.2 * n_rows), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(f"{n_right} of {count} held-out images right", fontsize=11)
     shades = (images - images.min()) / (images.max() - images.min())
     panels = figure.subplots(n_rows, COLUMNS, squeeze=False).ravel()
     for axes in panels:
         axes.set_axis_off()
-    for axes, image, answer, label in zip(panels[: len(images)], shades, predicted, true, strict=True):
+    for axes, image, answer, label in zip(panels[:count], shades, predicted, true, strict=True):
         axes.imshow(image, cmap="gray_r")
         is_right = answer == label
         text = f"{answer}" if is_right else f"{answer}, not {label}"
         axes.set_title(text, fontsize=9, color=RIGHT if is_right else WRONG, pad=3)
     with files.replacing(path) as draft:
         figure.savefig(draft, format="png", dpi=110)
+    return n_right, count

@@ -44,17 +44,13 @@ def sample(logits: jax.Array, keys: jax.Array, rule: SamplingRule) -> jax.Array:
         rows = jnp.arange(logits.shape[0])[:, None]
         logits = jnp.full_like(logits, -jnp.inf).at[rows, kept].set(values)
     if rule.top_p is not None and rule.top_p < 1:
-        logits = jnp.where(_in_nucleus(logits, rule.top_p), logits, -jnp.inf)
+        # A token stays if the more probable ones together have a probability below top_p.
+        order = jnp.argsort(logits, axis=-1, descending=True)
+        probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        ranks = jnp.argsort(order, axis=-1)
+        is_in = (before < rule.top_p).at[:, 0].set(True)  # a tiny top_p is 0 in float32
+        logits = jnp.where(jnp.take_along_axis(is_in, ranks, axis=-1), logits, -jnp.inf)
     if rule.min_p is not None:
         logits = jnp.where(logits < jnp.log(rule.min_p), -jnp.inf, logits)
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
-
-
-def _in_nucleus(logits: jax.Array, top_p: float) -> jax.Array:
-    """Bool [R, V]: whether the more probable tokens together have a probability below top_p."""
-    order = jnp.argsort(logits, axis=-1, descending=True)
-    probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    ranks = jnp.argsort(order, axis=-1)
-    is_in = (before < top_p).at[:, 0].set(True)  # a tiny top_p is 0 in float32
-    return jnp.take_along_axis(is_in, ranks, axis=-1)

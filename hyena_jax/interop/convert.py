@@ -107,8 +107,11 @@ def _tokenizer(found: Source, source: Path, given: Path | None) -> tuple[Tokeniz
     """The given tokenizer, or one next to the weights, and its file; else ids are their own text."""
     if found.tokenizer is not None:
         require(given is None, "tokenizer", str(given), "None: the tokens of this family are known")
-    path = None if found.tokenizer is not None else _tokenizer_file(source, given)
-    tokenizer = found.tokenizer or IdsTokenizer(found.model.vocab_size)
+    path, tokenizer = None, found.tokenizer or IdsTokenizer(found.model.vocab_size)
+    if found.tokenizer is None:
+        near = ((source if source.is_dir() else source.parent) / name for name in TOKENIZER_FILES)
+        path = given or next((path for path in near if path.is_symlink() or path.exists()), None)
+        require(path is None or not path.is_symlink(), "tokenizer", str(path), "a file, not a symbolic link")
     if path is not None:
         tokenizer = (read_bpe if path.suffix == ".json" else read_sentencepiece)(str(path), found.bos)
     size, most = tokenizer.vocab_size, found.model.vocab_size
@@ -116,14 +119,6 @@ def _tokenizer(found: Source, source: Path, given: Path | None) -> tuple[Tokeniz
         size <= most, f"the size of the tokenizer ({tokenizer.kind})", size, f"at most the model's {most}"
     )
     return tokenizer, path
-
-
-def _tokenizer_file(source: Path, given: Path | None) -> Path | None:
-    folder = source if source.is_dir() else source.parent
-    near = (folder / name for name in TOKENIZER_FILES)
-    path = given or next((path for path in near if path.is_symlink() or path.exists()), None)
-    require(path is None or not path.is_symlink(), "tokenizer", str(path), "a file, not a symbolic link")
-    return path
 
 
 def _data(tokenizer: Tokenizer, path: Path | None, model: LanguageModelConfig) -> TextConfig | TokensConfig:
@@ -161,9 +156,11 @@ def _problems(found: Source, parameters: Mapping[str, Any]) -> Iterator[str]:
         if wrong:
             continue
         if original is None:
-            if not _is_close(tensors[name].read(), table.constants[name]):
+            constant = table.constants[name]
+            differences = np.abs(tensors[name].read().astype(np.float64) - constant)
+            if not (differences <= 1e-4 * np.abs(constant).max(initial=0.0)).all():
                 yield f"the tensor {name} must be the constant that the config implies, and differs from it"
-        elif not _equal(tensors[name].read(), tensors[original].read()):
+        elif not _in_all_rows(np.array_equal, tensors[name].read(), tensors[original].read()):
             yield f"the tensor {name} must equal {original}, which the model shares"
     for name in tensors.keys() - used - others.keys():
         if not (table.ignored and table.ignored.fullmatch(name)):
@@ -178,14 +175,10 @@ def _misfit(name: str, tensors: Tensors, shape: tuple[int, ...]) -> Iterator[str
         yield f"the tensor {name} must be of dtype {', '.join(DTYPES)}, got {printable(tensor.dtype)}"
 
 
-def _is_close(x: np.ndarray, constant: np.ndarray) -> bool:
-    scale = np.abs(constant).max(initial=0.0)
-    return bool((np.abs(x.astype(np.float64) - constant) <= 1e-4 * scale).all())
-
-
-def _equal(x: np.ndarray, y: np.ndarray) -> bool:
-    n_rows = max(1, AT_ONCE // max(1, math.prod(x.shape[1:])))
-    return all(np.array_equal(x[i : i + n_rows], y[i : i + n_rows]) for i in range(0, len(x), n_rows))
+def _in_all_rows(is_so: Callable[..., bool], *arrays: np.ndarray) -> bool:
+    """Whether it is so of arrays of one shape, of AT_ONCE numbers at a time."""
+    n_rows = max(1, AT_ONCE // max(1, math.prod(arrays[0].shape[1:])))
+    return all(is_so(*(x[i : i + n_rows] for x in arrays)) for i in range(0, len(arrays[0]), n_rows))
 
 
 def _write_checkpoint(folder: Path, experiment: Experiment, shapes: Any, found: Source) -> None:
@@ -219,16 +212,12 @@ def _blocks(found: Source, path: str, dtype: np.dtype, n_rows: int) -> Iterator[
         with np.errstate(over="ignore"):
             block = np.ascontiguousarray(whole[first : first + n_rows], dtype)
         if not np.isfinite(block).all():
-            wrong = [name for name in transform.names if not _is_finite(tensors[name].read())]
+            read = ((name, tensors[name].read()) for name in transform.names)
+            wrong = [name for name, x in read if not _in_all_rows(lambda x: np.isfinite(x).all(), x)]
             raise UserError(
                 f"the tensor {(wrong or transform.names)[0]} must be finite as {dtype}, and as {path}"
             )
         yield block
-
-
-def _is_finite(x: np.ndarray) -> bool:
-    n_rows = max(1, AT_ONCE // max(1, math.prod(x.shape[1:])))
-    return all(np.isfinite(x[i : i + n_rows]).all() for i in range(0, len(x), n_rows))
 
 
 def _zeros(leaf: Any, n_rows: int) -> Iterable[np.ndarray]:

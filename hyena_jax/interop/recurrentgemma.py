@@ -329,11 +329,8 @@ def _ends(names: tuple[str, ...], end: str) -> tuple[str, ...]:
 
 def _half(name: str, index: int, ones: tuple[int, ...]) -> Transform:
     """Element `index` of a tensor [2, *ones, ...]; its `write` gives the tensor with both halves alike."""
-
-    def read(x: np.ndarray) -> np.ndarray:
-        return x[(index, *(0 for _ in ones))]
-
-    def write(x: np.ndarray) -> tuple[np.ndarray]:
-        return (np.broadcast_to(x, (2, *ones, *x.shape)),)
-
-    return Transform((name,), read, write)
+    return Transform(
+        (name,),
+        lambda x: x[(index, *(0 for _ in ones))],
+        lambda x: (np.broadcast_to(x, (2, *ones, *x.shape)),),
+    )

@@ -131,8 +131,7 @@ def rwkv_table(model: LanguageModelConfig) -> Table:
     for i in range(model.n_layers):
         ours, theirs = f"blocks_{i}", f"blocks.{i}"
         names = ("receptance", "key", "value", "output")
-        found |= _inner(ours, f"{theirs}.ln1", f"{theirs}.ln2", f"{theirs}.att", names, "ln_x", width)
-        found |= _channel_mixer(ours, f"{theirs}.ffn")
+        found |= _inner(ours, theirs, ("ln1", "ln2", "att.ln_x"), "att", names, width)
         found[f"{ours}/mlp_shift/mu"] = _vector(f"{theirs}.ffn.x_k", width)
         for part, name in (("removal", "k_k"), ("booster", "k_a")):
             found[f"{ours}/mixer/{part}"] = _vector(f"{theirs}.att.{name}", width)
@@ -150,9 +149,8 @@ def transformers_table(model: LanguageModelConfig) -> Table:
     found = _outer("model.embeddings", "model.layers.0.pre_norm", "model.norm", "lm_head")
     for i in range(model.n_layers):
         ours, theirs = f"blocks_{i}", f"model.layers.{i}"
-        norms, names = (f"{theirs}.attn_norm", f"{theirs}.ffn_norm"), ("r_proj", "k_proj", "v_proj", "o_proj")
-        found |= _inner(ours, *norms, f"{theirs}.attn", names, "g_norm", model.d_model)
-        found |= _channel_mixer(ours, f"{theirs}.ffn")
+        norms, names = ("attn_norm", "ffn_norm", "attn.g_norm"), ("r_proj", "k_proj", "v_proj", "o_proj")
+        found |= _inner(ours, theirs, norms, "attn", names, model.d_model)
         found[f"{ours}/mlp_shift/mu"] = same(f"{theirs}.ffn.x_k")
         for part, name in (("removal", "k_k"), ("booster", "k_a")):
             found[f"{ours}/mixer/{part}"] = same(f"{theirs}.attn.{name}")
@@ -180,25 +178,19 @@ def _outer(embedding: str, embedding_norm: str, final_norm: str, head: str) -> d
 
 
 def _inner(
-    ours: str, norm: str, mlp_norm: str, theirs: str, names: tuple[str, ...], head_norm: str, width: int
+    ours: str, theirs: str, norms: tuple[str, ...], attention: str, names: tuple[str, ...], width: int
 ) -> dict[str, Transform]:
-    """The norms of a block, and what both forms name or store alike in its mixer."""
-    mixer = f"{ours}/mixer"
+    """The norms of a block, and what both forms name or store alike in its mixer and its channel mixer."""
+    mixer, attention = f"{ours}/mixer", f"{theirs}.{attention}"
+    places = zip((f"{mixer}_norm", f"{ours}/mlp_norm", f"{mixer}/norm"), norms, strict=True)
     projections = zip(("r_proj", "k_proj", "v_proj", "out_proj"), names, strict=True)
     return {
-        **layer_norm(f"{ours}/mixer_norm", norm),
-        **layer_norm(f"{ours}/mlp_norm", mlp_norm),
-        **layer_norm(f"{mixer}/norm", f"{theirs}.{head_norm}"),
-        f"{mixer}/shift_mix": _rows(tuple(f"{theirs}.x_{name}" for name in SHIFTS), width),
-        f"{mixer}/bonus": same(f"{theirs}.r_k"),
-        **{f"{mixer}/{part}/kernel": transposed(f"{theirs}.{name}.weight") for part, name in projections},
-    }
-
-
-def _channel_mixer(ours: str, theirs: str) -> dict[str, Transform]:
-    return {
-        f"{ours}/mlp/in_proj/kernel": transposed(f"{theirs}.key.weight"),
-        f"{ours}/mlp/out_proj/kernel": transposed(f"{theirs}.value.weight"),
+        **{k: x for place, norm in places for k, x in layer_norm(place, f"{theirs}.{norm}").items()},
+        f"{mixer}/shift_mix": _rows(tuple(f"{attention}.x_{name}" for name in SHIFTS), width),
+        f"{mixer}/bonus": same(f"{attention}.r_k"),
+        **{f"{mixer}/{part}/kernel": transposed(f"{attention}.{name}.weight") for part, name in projections},
+        f"{ours}/mlp/in_proj/kernel": transposed(f"{theirs}.ffn.key.weight"),
+        f"{ours}/mlp/out_proj/kernel": transposed(f"{theirs}.ffn.value.weight"),
     }
 
 

@@ -156,9 +156,8 @@ def _table(model: LanguageModelConfig) -> Table:
     rates = decay_rates(long_filter, n_filters * d_model)[None, None] if has_window else None
     for i in range(model.n_layers):
         ours, theirs = f"blocks_{i}", f"backbone.layers.{i}"
-        found |= layer_norm(f"{ours}/mixer_norm", f"{theirs}.norm1") | layer_norm(
-            f"{ours}/mlp_norm", f"{theirs}.norm2"
-        )
+        found |= layer_norm(f"{ours}/mixer_norm", f"{theirs}.norm1")
+        found |= layer_norm(f"{ours}/mlp_norm", f"{theirs}.norm2")
         found |= dense(f"{ours}/mixer/in_proj", f"{theirs}.mixer.in_proj")
         found |= dense(f"{ours}/mixer/out_proj", f"{theirs}.mixer.out_proj")
         found |= dense(f"{ours}/mlp/in_proj", f"{theirs}.mlp.fc1")

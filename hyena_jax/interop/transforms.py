@@ -69,9 +69,7 @@ def joined(names: tuple[str, ...], sizes: tuple[int, ...], axis: int = 0) -> Tra
     """Tensors of `sizes` along an axis, one after the other."""
     cuts = np.cumsum(sizes)[:-1]
     return Transform(
-        names,
-        lambda *xs: np.concatenate(xs, axis=axis),
-        lambda x: tuple(np.split(x, cuts, axis=axis)),
+        names, lambda *xs: np.concatenate(xs, axis=axis), lambda x: tuple(np.split(x, cuts, axis=axis))
     )
 
 
@@ -88,17 +86,13 @@ def taps(name: str) -> Transform:
 def filter_taps(name: str, is_reversed: bool) -> Transform:
     """A filter [C, 1, K] as [1, C, K]; reversed if its last tap meets the current input."""
     step = -1 if is_reversed else 1
-    return Transform(
-        (name,),
-        lambda x: x[:, 0, ::step][None],
-        lambda x: (x[0][:, None, ::step],),
-    )
+    return Transform((name,), lambda x: x[:, 0, ::step][None], lambda x: (x[0][:, None, ::step],))
 
 
 def less_one(name: str) -> Transform:
     """The factor of an RMSNorm, which is stored here less 1; exact for factors that were bfloat16."""
     one = np.float32(1)
-    return Transform((name,), lambda x: _float32(x) - one, lambda x: (x + one,))
+    return Transform((name,), lambda x: np.asarray(x, np.float32) - one, lambda x: (x + one,))
 
 
 def log_rates(name: str) -> Transform:
@@ -111,7 +105,3 @@ def log_rates(name: str) -> Transform:
     return Transform(
         (name,), read, lambda x: (-np.exp(x[0].astype(np.float64)).astype(np.float32)[..., None],)
     )
-
-
-def _float32(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x, np.float32)

@@ -223,21 +223,20 @@ def normalized(gate: jax.Array) -> jax.Array:
 
     The backward pass is written by hand because of its sum over D (see `sum_products`).
     """
-    return own_derivative(_normalized, _normalized_pull_back)(gate)
 
+    def forward(gate: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        wide = gate.astype(jnp.float64 if gate.dtype == jnp.float64 else jnp.float32)
+        square = sum_products(wide**2, 0)
+        return (wide * jax.lax.rsqrt(jnp.maximum(square, EPSILON**2))).astype(gate.dtype), (gate, square)
 
-def _normalized(gate: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    wide = gate.astype(jnp.float64 if gate.dtype == jnp.float64 else jnp.float32)
-    square = sum_products(wide**2, 0)
-    return (wide * jax.lax.rsqrt(jnp.maximum(square, EPSILON**2))).astype(gate.dtype), (gate, square)
+    def pull_back(residuals: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array]:
+        gate, square = residuals
+        factor = jax.lax.rsqrt(jnp.maximum(square, EPSILON**2))
+        y, wide_dy = gate.astype(square.dtype) * factor, dy.astype(square.dtype)
+        along = jnp.where(square > EPSILON**2, sum_products(y * wide_dy, 0), 0)
+        return ((factor * (wide_dy - y * along)).astype(gate.dtype),)
 
-
-def _normalized_pull_back(residuals: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array]:
-    gate, square = residuals
-    factor = jax.lax.rsqrt(jnp.maximum(square, EPSILON**2))
-    y, wide_dy = gate.astype(square.dtype) * factor, dy.astype(square.dtype)
-    along = jnp.where(square > EPSILON**2, sum_products(y * wide_dy, 0), 0)
-    return ((factor * (wide_dy - y * along)).astype(gate.dtype),)
+    return own_derivative(forward, pull_back)(gate)
 
 
 class GatedHyena(LongConvolutionMixer):

@@ -79,20 +79,14 @@ def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible) 
     mask = mask_of(queries, keys, visible.is_causal and not is_triangle, visible.window)
     mask = None if mask is None else mask[:, None]
     if q.dtype == jnp.float64:  # the library's softmax would round it to float32
-        return _plain_in_float64(q, k, v, mask, is_triangle)
+        k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+        logits = jnp.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
+        for seen in (mask, jnp.tri(*logits.shape[2:], dtype=bool) if is_triangle else None):
+            if seen is not None:
+                logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
+        return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits, axis=-1), v)
     with jax.numpy_dtype_promotion("standard"):  # it mixes float32 logits and the inputs' dtype on purpose
         return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=is_triangle)
-
-
-def _plain_in_float64(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, is_causal: bool
-) -> jax.Array:
-    k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
-    logits = jnp.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
-    for visible in (mask, jnp.tri(*logits.shape[2:], dtype=bool) if is_causal else None):
-        if visible is not None:
-            logits = jnp.where(visible, logits, jnp.finfo(logits.dtype).min)
-    return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits, axis=-1), v)
 
 
 class MaskInputs(NamedTuple):

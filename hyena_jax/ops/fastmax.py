@@ -65,19 +65,14 @@ def _monomials(x: jax.Array, p: int, select: str) -> jax.Array:
     """Each feature, a product of p entries of (1, x), selected by 0-1 matrices: much faster than slices."""
     width = x.shape[-1]
     indices = np.array(list(combinations_with_replacement(range(width + 1), p)))  # [M, p], 0 for the 1
-    coefficients = _coefficients(indices).astype(x.dtype)
+    factorials = [prod(factorial(list(row).count(i)) for i in set(row) - {0}) for row in indices]
+    coefficients = (np.array(factorials, np.float64) ** -0.5).astype(x.dtype)  # 1 / sqrt(alpha!)
     padded = jnp.concatenate([jnp.ones_like(x[..., :1]), x], axis=-1)
     product = coefficients if select.endswith("m") else coefficients[:, None]
     for index in indices.T:
         chosen = jax.nn.one_hot(index, width + 1, axis=0, dtype=x.dtype)  # [d + 1, M]
         product = product * jnp.einsum(select, padded, chosen, precision="highest")
     return product
-
-
-def _coefficients(indices: np.ndarray) -> np.ndarray:
-    """1 / sqrt(alpha!) for each row of `indices`, ignoring zeros."""
-    factorials = [prod(factorial(list(row).count(i)) for i in set(row) - {0}) for row in indices]
-    return np.array(factorials, np.float64) ** -0.5
 
 
 def guarded(weights: jax.Array) -> jax.Array:

@@ -80,7 +80,9 @@ def spectrum(taps: np.ndarray, n_values: int, seed: int = 0) -> Spectrum:
 
     (values,) = in_groups(of_group, taps, 8 * n_rows * min(n_rows, 4 * (n_values + OVERSAMPLING)))
     n_rest = n_rows - values.shape[1]
-    rest = _squared_norm(taps, n_rows) - np.square(values).sum(1)
+    # In the squared Frobenius norm, tap t occurs min(t + 1, 2m - 1 - t) times.
+    times = n_rows - np.abs(np.arange(2 * n_rows - 1) - (n_rows - 1))
+    rest = np.square(taps[:, : 2 * n_rows - 1]) @ times - np.square(values).sum(1)
     return Spectrum(values, np.maximum(rest, 0) if n_rest else np.zeros(len(taps)), n_rest)
 
 
@@ -131,12 +133,6 @@ def dense(taps: np.ndarray, n_rows: int) -> np.ndarray:
     """The Hankel matrices [C, m, m] of taps [C, >= 2m - 1]."""
     row = np.arange(n_rows)
     return taps[:, row[:, None] + row]
-
-
-def _squared_norm(taps: np.ndarray, n_rows: int) -> np.ndarray:
-    """Squared Frobenius norm [C] of the Hankel matrices: tap t occurs min(t + 1, 2m - 1 - t) times."""
-    times = n_rows - np.abs(np.arange(2 * n_rows - 1) - (n_rows - 1))
-    return np.square(taps[:, : 2 * n_rows - 1]) @ times
 
 
 def in_groups(

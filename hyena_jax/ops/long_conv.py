@@ -196,13 +196,6 @@ def fft_len(least: int) -> int:
     """The smallest number >= least without a prime factor above 5: sizes that FFTs are fast at."""
     if least < 1:
         raise ValueError(f"length must be at least 1, got {least}")
-    while not _is_smooth(least):
-        least += 1
-    return least
+    from scipy.fft import next_fast_len  # imports slowly
 
-
-def _is_smooth(n: int) -> bool:
-    for prime in (2, 3, 5):
-        while n % prime == 0:
-            n //= prime
-    return n == 1
+    return next_fast_len(least, real=True)

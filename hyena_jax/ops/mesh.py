@@ -99,6 +99,11 @@ def with_before(x: jax.Array, n: int, axis: int, axis_name: str) -> jax.Array:
     return jnp.concatenate(parts, axis)
 
 
+def shape_like(x: jax.Array) -> jax.ShapeDtypeStruct:
+    """The shape and type of x; under `shard_map` also the mesh axes along which it varies."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=jax.typeof(x).manual_axis_type)
+
+
 def state_before(
     join: Callable[[Any, Any], Any], start: Any, part: Any, axis_name: str, reverse: bool = False
 ) -> Any:

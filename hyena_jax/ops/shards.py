@@ -24,6 +24,8 @@ All raise ValueError if the ambient mesh has no axis `sequence_axis`, or its siz
 `blockwise_conv`).
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -57,13 +59,9 @@ def blockwise_conv(
     # Each device evaluates the filters at its shard of the lags, and then reads those of its channels.
     h, future = (x if x is None else shard_axis(x, sequence_axis, -1) for x in (h, future))
 
-    def local(
-        u: jax.Array,
-        h: jax.Array,
-        skip: jax.Array | None,
-        future: jax.Array | None,
-        axis_name: str | None,
-    ) -> jax.Array:
+    def local(*given: jax.Array | None, axis_name: str | None) -> jax.Array:
+        u, h, skip, future = given
+
         def convolve(u: jax.Array) -> jax.Array:
             return long_conv_ops.blockwise_conv(u, h, skip, block_len, future, method)
 
@@ -129,15 +127,10 @@ def few_taps_conv(
 ) -> jax.Array:
     """`ops.few_taps.few_taps_conv` of u [G, w, B, L]; segment_ids [B, L]."""
 
-    def local(
-        u: jax.Array,
-        h: jax.Array,
-        skip: jax.Array | None,
-        segment_ids: jax.Array | None,
-        axis_name: str | None,
-    ) -> jax.Array:
+    def local(*given: jax.Array | None, axis_name: str | None) -> jax.Array:
         if axis_name is None:
-            return few_taps.few_taps_conv(u, h, skip, segment_ids, method)
+            return few_taps.few_taps_conv(*given, method)
+        u, h, skip, segment_ids = given
         n = h.shape[1] - 1
         seen = with_before(u, n, 3, axis_name)
         ids = None if segment_ids is None else with_before(segment_ids, n, 1, axis_name)
@@ -166,7 +159,8 @@ def linear_recurrence(
 
     def local(a: jax.Array, x: jax.Array, h0: jax.Array | None, axis_name: str | None) -> jax.Array:
         form = method or forms_for().recurrence
-        form = form if axis_name is None else _recurrence_form(axis_name, form)
+        if axis_name is not None:
+            form = partial(_recurrence, axis_name=axis_name, run=form)
         before = None if h0 is None else rows(h0, 1)
         return recurrence_ops.linear_recurrence(rows(a, 2), rows(x, 2), before, reverse, form)[0].reshape(
             x.shape
@@ -175,23 +169,14 @@ def linear_recurrence(
     return sharded(local, sequence_axis, (axes, axes, axes.replace(LENGTH, "")), axes)(a, x, h0)
 
 
-def _recurrence_form(axis_name: str, run: Recurrence) -> Recurrence:
-    """`run` of each shard as a form of the recurrence over all of them, which returns the shard's last state.
-
-    h0 counts on the first device alone (in reverse, on the last).
-    """
-
-    def form(a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool) -> tuple[jax.Array, jax.Array]:
-        h = _recurrence(a, x, h0, reverse, axis_name, run)
-        return h, h[:, 0 if reverse else -1].astype(h0.dtype)
-
-    return form
-
-
 def _recurrence(
     a: jax.Array, x: jax.Array, h0: jax.Array, reverse: bool, axis_name: str, run: Recurrence
-) -> jax.Array:
-    """h, as the solution of a linear equation: see `ops.linear_recurrence`."""
+) -> tuple[jax.Array, jax.Array]:
+    """`run` of each shard as a form of the recurrence over all of them, which returns the shard's last state.
+
+    h0 counts on the first device alone (in reverse, on the last). h is the solution of a linear equation: see
+    `ops.linear_recurrence`.
+    """
     n_devices = jax.lax.axis_size(axis_name)
     first, final = (-1, 0) if reverse else (0, -1)
     is_start = jax.lax.axis_index(axis_name) == (n_devices - 1 if reverse else 0)
@@ -221,7 +206,8 @@ def _recurrence(
         product = a[:, first].astype(start_bar.dtype) * g[:, first].astype(start_bar.dtype)
         return start_bar + jnp.where(is_start, product, 0), g
 
-    return linear_solve(matvec, solve, transpose_solve, a, (h0, x))[1]
+    h = linear_solve(matvec, solve, transpose_solve, a, (h0, x))[1]
+    return h, h[:, final].astype(h0.dtype)
 
 
 def _run(
@@ -331,21 +317,14 @@ def delta_rule(
     What the earlier shards make of any memory, composed, gives the memory before a device's shard.
     """
 
-    def local(
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        log_a: jax.Array,
-        read: jax.Array | None,
-        write: jax.Array | None,
-        starts: jax.Array | None,
-        axis_name: str | None,
-    ) -> jax.Array:
+    def local(*given: jax.Array | None, axis_name: str | None) -> jax.Array:
+        *sequences, starts = given
+        _, k, v, *_ = sequences
         memory = delta_rule_ops.no_memory(k, v)
         if axis_name is not None:
-            part = delta_rule_ops.transfer(k, v, log_a, read, write, starts, chunk)
+            part = delta_rule_ops.transfer(*sequences[1:], starts, chunk)
             memory = state_before(lambda memory, part: part[0] @ memory + part[1], memory, part, axis_name)
-        return method(q, k, v, log_a, read, write, memory, starts, chunk)[0]
+        return method(*sequences, memory, starts, chunk)[0]
 
     in_axes = ("BLHK", "BLHK", "BLGV", "BLGK"[: log_a.ndim], "BLGK", "BLGK", "BL")
     return sharded(local, sequence_axis, in_axes, "BLGV")(q, k, v, log_a, read, write, starts)

@@ -9,8 +9,6 @@ convolution. A shift is a padded slice, which XLA fuses with the operations afte
 slice of a padded array nor JAX's own transpose of either.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
@@ -42,8 +40,7 @@ def short_conv(
     taps, bias = taps.astype(x.dtype), bias.astype(x.dtype)
     if history is None:
         # Counted from the last axis, as broadcasting does: segment_ids may have fewer axes.
-        where = {"segment_ids": segment_ids, "axis": axis if axis < 0 else axis - x.ndim}
-        return own_derivative(partial(_from_nothing, **where), partial(_pull_back, **where))(x, taps, bias)
+        return _from_nothing(x, taps, bias, segment_ids, axis if axis < 0 else axis - x.ndim)
     if segment_ids is not None:
         raise ValueError("segment_ids must be None when history is given")
     length, n_taps = x.shape[axis], len(taps)
@@ -62,49 +59,37 @@ def advance_history(history: jax.Array, x: jax.Array, axis: int) -> jax.Array:
 
 def _from_nothing(
     x: jax.Array, taps: jax.Array, bias: jax.Array, segment_ids: jax.Array | None, axis: int
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    y = bias + sum(tap * _delay(x, k, axis, segment_ids) for k, tap in enumerate(taps))
-    return y, (x, taps, bias)
+) -> jax.Array:
+    def forward(x: jax.Array, taps: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        y = bias + sum(tap * _delay(x, k, axis, segment_ids) for k, tap in enumerate(taps))
+        return y, (x, taps, bias)
+
+    def pull_back(residuals: tuple[jax.Array, ...], y_bar: jax.Array) -> tuple[jax.Array, ...]:
+        x, taps, bias = residuals
+        # Both gradients use a shifted y_bar; with a delayed x, the forward pass would write it to memory.
+        advanced = [_delay(y_bar, k, axis, segment_ids, transpose=True) for k in range(len(taps))]
+        x_bar = sum(tap * y_bar_k for tap, y_bar_k in zip(taps, advanced, strict=True))
+        taps_bar = [sum_to(x * y_bar_k, taps.shape[1:]) for y_bar_k in advanced]
+        return x_bar, jnp.stack(taps_bar), sum_to(y_bar, bias.shape)
+
+    return own_derivative(forward, pull_back)(x, taps, bias)
 
 
-def _pull_back(
-    residuals: tuple[jax.Array, ...], y_bar: jax.Array, segment_ids: jax.Array | None, axis: int
-) -> tuple[jax.Array, ...]:
-    x, taps, bias = residuals
-    # Both gradients use a shifted y_bar; with a delayed x instead, the forward pass would write it to memory.
-    advanced = [_advance(y_bar, k, axis, segment_ids) for k in range(len(taps))]
-    x_bar = sum(tap * y_bar_k for tap, y_bar_k in zip(taps, advanced, strict=True))
-    taps_bar = [sum_to(x * y_bar_k, taps.shape[1:]) for y_bar_k in advanced]
-    return x_bar, jnp.stack(taps_bar), sum_to(y_bar, bias.shape)
-
-
-def _delay(x: jax.Array, k: int, axis: int, segment_ids: jax.Array | None) -> jax.Array:
-    """x_{t-k} at t; 0 before the first input and across segments."""
+def _delay(
+    x: jax.Array, k: int, axis: int, segment_ids: jax.Array | None, transpose: bool = False
+) -> jax.Array:
+    """x_{t-k} at t, or x_{t+k} with `transpose`; 0 beyond the ends and across segments."""
     length = x.shape[axis]
     k = min(k, length)
-    delayed = _pad(jax.lax.slice_in_dim(x, 0, length - k, axis=axis), (k, 0), axis)
+
+    def cut(x: jax.Array, first: int) -> jax.Array:
+        return jax.lax.slice_in_dim(x, first, first + length - k, axis=axis)
+
+    def pad(x: jax.Array) -> jax.Array:
+        end = (0, k) if transpose else (k, 0)
+        return jnp.pad(x, [end if i == axis else (0, 0) for i in range(-x.ndim, 0)])
+
+    delayed = pad(cut(x, k if transpose else 0))
     if segment_ids is None or k == 0:
         return delayed
-    return jnp.where(_same(segment_ids, k, (k, 0), axis), delayed, 0)
-
-
-def _advance(y: jax.Array, k: int, axis: int, segment_ids: jax.Array | None) -> jax.Array:
-    """y_{t+k} at t, the transpose of `_delay`."""
-    length = y.shape[axis]
-    k = min(k, length)
-    advanced = _pad(jax.lax.slice_in_dim(y, k, length, axis=axis), (0, k), axis)
-    if segment_ids is None or k == 0:
-        return advanced
-    return jnp.where(_same(segment_ids, k, (0, k), axis), advanced, 0)
-
-
-def _same(segment_ids: jax.Array, k: int, end: tuple[int, int], axis: int) -> jax.Array:
-    """Whether t and t - k (t + k if `end` pads the end) are in one segment."""
-    length = segment_ids.shape[axis]
-    late = jax.lax.slice_in_dim(segment_ids, k, length, axis=axis)
-    early = jax.lax.slice_in_dim(segment_ids, 0, length - k, axis=axis)
-    return _pad(late == early, end, axis)
-
-
-def _pad(x: jax.Array, end: tuple[int, int], axis: int) -> jax.Array:
-    return jnp.pad(x, [end if i == axis else (0, 0) for i in range(-x.ndim, 0)])
+    return jnp.where(pad(cut(segment_ids, k) == cut(segment_ids, 0)), delayed, 0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar
 
 from hyena_jax.config.checks import AtLeast, Between
@@ -185,11 +185,6 @@ def mad_fuzzy_recall(rng: "np.random.Generator", config: MadFuzzyRecallConfig) -
     the published code it is absent from rare rows).
     """
     return _fuzzy_row(rng, config, is_test=True)
-
-
-def mad_fuzzy_recall_train(rng: "np.random.Generator", config: MadFuzzyRecallConfig) -> Row:
-    """A training row, with keys of 1..motif ids."""
-    return _fuzzy_row(rng, config, is_test=False)
 
 
 @dataclass(frozen=True)
@@ -384,7 +379,7 @@ _register(
     _fuzzy_chance,
     MadFuzzyRecallConfig(vocab_size=16, seq_len=128, **BASE),
     (29.8, 7.9, 14.4, 6.7, 6.9, 35.7),
-    draw_train=mad_fuzzy_recall_train,
+    draw_train=partial(_fuzzy_row, is_test=False),
     symbol=lambda config, i: {config.vocab_size - 1: "*"}.get(i, str(i)),
     shows_positions=False,
 )

@@ -99,8 +99,8 @@ def mqar(rng: "np.random.Generator", config: MQARConfig) -> Row:
     (g + 1)^(a - 1): early gaps are likeliest. Ids: keys 1..V/2-1, values V/2..V-1.
     """
     half, n, length = config.vocab_size // 2, config.n_pairs, config.seq_len
-    keys = 1 + _some_of(rng, half - 1, n)
-    values = half + _some_of(rng, half, n)
+    keys = 1 + rng.permutation(half - 1)[:n]
+    values = half + rng.permutation(half)[:n]
     # The order of log(weight) + Gumbel noise is a sequential draw without repetition.
     weight = (config.gap_power - 1) * np.log(np.arange(1, (length - 2 * n) // 2 + 1))
     gaps = np.argsort(-(weight + rng.gumbel(size=len(weight))))[:n]
@@ -111,11 +111,6 @@ def mqar(rng: "np.random.Generator", config: MQARConfig) -> Row:
         inputs = np.where(inputs == 0, rng.integers(config.vocab_size, size=length), inputs)
     order = np.argsort(gaps)
     return row(inputs, values[order], 2 * n + 2 * gaps[order])
-
-
-def _some_of(rng: "np.random.Generator", n: int, k: int) -> "np.ndarray":
-    """k different numbers of 0..n-1, in random order."""
-    return rng.permutation(n)[:k]
 
 
 @dataclass(frozen=True)

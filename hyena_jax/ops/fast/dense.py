@@ -8,8 +8,6 @@ times slower than the product itself. So each function here transposes the facto
 and says which. What this does on a GPU or a TPU was not measured.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
@@ -42,17 +40,16 @@ def split_dense(x: jax.Array, kernel: jax.Array, n_parts: int) -> tuple[jax.Arra
     decoded, splitting costs nothing, while XLA for CPUs would fuse the slice of the kernel into the product,
     which then reads it out of order.
     """
-    return own_derivative(partial(_split_dense, n_parts=n_parts), _split_pull_back)(x, kernel)
 
+    def forward(x: jax.Array, kernel: jax.Array) -> tuple[tuple[jax.Array, ...], Factors]:
+        if x.size == x.shape[-1]:
+            return tuple(jnp.split(x @ kernel, n_parts, axis=-1)), (x, kernel)
+        return tuple(x @ part for part in jnp.split(kernel, n_parts, axis=1)), (x, kernel)
 
-def _split_dense(x: jax.Array, kernel: jax.Array, n_parts: int) -> tuple[tuple[jax.Array, ...], Factors]:
-    if x.size == x.shape[-1]:
-        return tuple(jnp.split(x @ kernel, n_parts, axis=-1)), (x, kernel)
-    return tuple(x @ part for part in jnp.split(kernel, n_parts, axis=1)), (x, kernel)
+    def pull_back(factors: Factors, y_bars: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        return _dense_pull_back(factors, jnp.concatenate(y_bars, axis=-1))
 
-
-def _split_pull_back(factors: Factors, y_bars: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-    return _dense_pull_back(factors, jnp.concatenate(y_bars, axis=-1))
+    return own_derivative(forward, pull_back)(x, kernel)
 
 
 def block_dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -61,48 +58,43 @@ def block_dense(x: jax.Array, kernel: jax.Array) -> jax.Array:
     Gradients as in `dense_dot_general`. A single row of a single block is multiplied twice: XLA for CPUs
     would fuse the kernel's reshape into the product of one row, which then reads it out of order.
     """
-    return own_derivative(_block_dense, _block_dense_pull_back)(x, kernel)
 
+    def forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Factors]:
+        rows = jnp.concatenate([x, x], axis=1) if x.shape[:2] == (1, 1) else x
+        return jnp.einsum("hni,hij->hnj", rows, kernel)[:, : x.shape[1]], (x, kernel)
 
-def _block_dense(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Factors]:
-    rows = jnp.concatenate([x, x], axis=1) if x.shape[:2] == (1, 1) else x
-    return jnp.einsum("hni,hij->hnj", rows, kernel)[:, : x.shape[1]], (x, kernel)
+    def pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x, kernel = factors
+        return jnp.einsum("hnj,hij->hni", y_bar, kernel), jnp.einsum("hni,hnj->hij", x, y_bar)
 
-
-def _block_dense_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, kernel = factors
-    return jnp.einsum("hnj,hij->hni", y_bar, kernel), jnp.einsum("hni,hnj->hij", x, y_bar)
+    return own_derivative(forward, pull_back)(x, kernel)
 
 
 def to_channels_first(x: jax.Array, kernel: jax.Array, n_parts: int = 1) -> tuple[jax.Array, ...]:
     """x [B, L, D] kernel [D, C] -> n_parts of [C / n_parts, B, L]: only x and its gradient are transposed."""
-    return own_derivative(partial(_to_channels_first, n_parts=n_parts), _to_pull_back)(x, kernel)
 
+    def forward(x: jax.Array, kernel: jax.Array) -> tuple[tuple[jax.Array, ...], Factors]:
+        columns, parts = x.transpose(2, 0, 1), jnp.split(kernel, n_parts, axis=1)
+        return tuple(jnp.einsum("dc,dbl->cbl", part, columns) for part in parts), (x, kernel)
 
-def _to_channels_first(
-    x: jax.Array, kernel: jax.Array, n_parts: int
-) -> tuple[tuple[jax.Array, ...], Factors]:
-    columns, parts = x.transpose(2, 0, 1), jnp.split(kernel, n_parts, axis=1)
-    return tuple(jnp.einsum("dc,dbl->cbl", part, columns) for part in parts), (x, kernel)
+    def pull_back(factors: Factors, y_bars: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        x, kernel = factors
+        y_bar = jnp.concatenate(y_bars)
+        x_bar = jnp.einsum("dc,cbl->dbl", kernel, y_bar).transpose(1, 2, 0)
+        return x_bar, jnp.einsum("cbl,bld->cd", y_bar, x).T
 
-
-def _to_pull_back(factors: Factors, y_bars: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-    x, kernel = factors
-    y_bar = jnp.concatenate(y_bars)
-    x_bar = jnp.einsum("dc,cbl->dbl", kernel, y_bar).transpose(1, 2, 0)
-    return x_bar, jnp.einsum("cbl,bld->cd", y_bar, x).T
+    return own_derivative(forward, pull_back)(x, kernel)
 
 
 def from_channels_first(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x [D, B, L] kernel [D, C] -> [B, L, C]: only the output and its gradient are transposed."""
-    return own_derivative(_from_channels_first, _from_pull_back)(x, kernel)
 
+    def forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Factors]:
+        return jnp.einsum("dc,dbl->cbl", kernel, x).transpose(1, 2, 0), (x, kernel)
 
-def _from_channels_first(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Factors]:
-    return jnp.einsum("dc,dbl->cbl", kernel, x).transpose(1, 2, 0), (x, kernel)
+    def pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x, kernel = factors
+        x_bar = jnp.einsum("dc,cbl->dbl", kernel, y_bar.transpose(2, 0, 1))
+        return x_bar, jnp.einsum("dbl,blc->dc", x, y_bar)
 
-
-def _from_pull_back(factors: Factors, y_bar: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, kernel = factors
-    x_bar = jnp.einsum("dc,cbl->dbl", kernel, y_bar.transpose(2, 0, 1))
-    return x_bar, jnp.einsum("dbl,blc->dc", x, y_bar)
+    return own_derivative(forward, pull_back)(x, kernel)

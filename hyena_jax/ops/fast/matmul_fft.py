@@ -16,11 +16,9 @@ def matmul_fft_conv(u: jax.Array, h: jax.Array) -> jax.Array:
     The first two of Bailey's four steps (1990); the order of frequencies does not matter here, so it is not
     restored. O(L^1.5), for matrix units: FlashFFTConv (Fu et al. 2023, arXiv 2311.05908, section 3.1).
     """
-    n_rows, n_columns = factors(u.shape[-1])
-    transform = Transform(
-        partial(_matmul_fft, shape=(n_rows, n_columns)), partial(_matmul_ifft, shape=(n_rows, n_columns))
-    )
-    return spectral_conv(u, h, transform, n_rows * n_columns)
+    shape = factors(u.shape[-1])
+    transform = Transform(partial(_matmul_fft, shape=shape), partial(_matmul_ifft, shape=shape))
+    return spectral_conv(u, h, transform, shape[0] * shape[1])
 
 
 def _matmul_fft(x: jax.Array, shape: tuple[int, int]) -> jax.Array:

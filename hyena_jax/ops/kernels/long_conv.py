@@ -43,6 +43,8 @@ from jax.sharding import PartitionSpec
 
 from hyena_jax.ops.fast.derivatives import own_derivative
 from hyena_jax.ops.fast.matmul_fft import matmul_fft_conv
+from hyena_jax.ops.long_conv import fft_len
+from hyena_jax.ops.mesh import shape_like
 
 Precision = Literal["high", "highest"]
 Complex = tuple[jax.Array, jax.Array]  # real and imaginary part
@@ -71,21 +73,13 @@ def fused_conv(
     if u.ndim < 3 or h.shape != (u.shape[-3], 1, u.shape[-1]) or u.dtype != jnp.float32:
         return matmul_fft_conv(u, h)
     channels, batch, length = u.shape[-3:]
-    missing = LANES * _n_rows(length) - length
+    missing = LANES * fft_len(-(-length // LANES)) - length
     # XLA lays the products of `ops.fast.dense` out as [B, C, L] in memory: exchanging the axes is free.
     rows = u.reshape(-1, channels, batch, length).swapaxes(1, 2)
     rows = jnp.pad(rows, [(0, 0), (0, 0), (0, 0), (0, missing)])
     filters = jnp.pad(h.reshape(channels, length), [(0, 0), (0, missing)])
     y = _sharded_conv(rows, filters, precision, interpret)[..., :length]
     return y.swapaxes(1, 2).reshape(u.shape)
-
-
-def _n_rows(length: int) -> int:
-    """The smallest R with 128 R >= length and without a prime factor above 5."""
-    n_rows = -(-length // LANES)
-    while prod(_prime_factors(n_rows)) != n_rows:
-        n_rows += 1
-    return n_rows
 
 
 def _prime_factors(n: int) -> list[int]:
@@ -96,8 +90,18 @@ def _prime_factors(n: int) -> list[int]:
 
 
 def _sharded_conv(u: jax.Array, h: jax.Array, precision: Precision, interpret: bool) -> jax.Array:
-    """`_conv`; where XLA shards arrays, which it cannot do inside a kernel, on each device's rows."""
-    conv = partial(_conv, precision=precision, interpret=interpret)
+    """y [G, B, C, n] of u [G, B, C, n] and h [C, n].
+
+    Where XLA shards arrays, which it cannot do inside a kernel, each device convolves its rows.
+    """
+
+    def forward(u: jax.Array, h: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        return _convolve(u, h, precision, interpret), (u, h)
+
+    def pull_back(args: tuple[jax.Array, jax.Array], y_bar: jax.Array) -> list[jax.Array]:
+        return _call(_backward_kernel, 3, (*args, y_bar), args, precision, interpret)
+
+    conv = own_derivative(forward, pull_back)
     mesh = jax.sharding.get_abstract_mesh()
     axes = mesh.auto_axes
     if not axes:
@@ -111,18 +115,6 @@ def _sharded_conv(u: jax.Array, h: jax.Array, precision: Precision, interpret: b
     return local(u, h)
 
 
-def _conv(u: jax.Array, h: jax.Array, precision: Precision, interpret: bool) -> jax.Array:
-    """y [G, B, C, n] of u [G, B, C, n] and h [C, n]."""
-
-    def forward(u: jax.Array, h: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        return _convolve(u, h, precision, interpret), (u, h)
-
-    def pull_back(args: tuple[jax.Array, jax.Array], y_bar: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _correlate(*args, y_bar, precision, interpret)
-
-    return own_derivative(forward, pull_back)(u, h)
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _convolve(u: jax.Array, h: jax.Array, precision: Precision, interpret: bool) -> jax.Array:
     """y = h * u by the kernel; its derivative, for forward mode and second derivatives, is plain JAX."""
@@ -133,13 +125,6 @@ def _convolve(u: jax.Array, h: jax.Array, precision: Precision, interpret: bool)
 def _tangent(precision: Precision, interpret: bool, args: tuple, args_dot: tuple) -> tuple:
     _, y_dot = jax.jvp(matmul_fft_conv, args, args_dot)
     return _convolve(*args, precision, interpret), y_dot
-
-
-def _correlate(
-    u: jax.Array, h: jax.Array, y_bar: jax.Array, precision: Precision, interpret: bool
-) -> list[jax.Array]:
-    """The gradients of u and h."""
-    return _call(_backward_kernel, 3, (u, h, y_bar), (u, h), precision, interpret)
 
 
 def _call(
@@ -175,7 +160,7 @@ def _call(
     spectrum = pltpu.VMEM((n_rows * block_channels, 2 * LANES), jnp.float32)
     return pl.pallas_call(
         partial(kernel, batch),
-        out_shape=[_like(x) for x in outputs_like],
+        out_shape=[shape_like(x) for x in outputs_like],
         grid=(pl.cdiv(channels, block_channels), groups, pl.cdiv(batch, block_batch)),
         in_specs=[whole(twiddles), whole(matrices), *map(spec, inputs)],
         out_specs=[spec(x) for x in outputs_like],
@@ -185,11 +170,6 @@ def _call(
         interpret=interpret,
         name="long_conv",
     )(twiddles, matrices, *inputs)
-
-
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    """The shape and type of x; under `shard_map` also the mesh axes along which it varies."""
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=jax.typeof(x).manual_axis_type)
 
 
 def _vary_like(x: np.ndarray, u: jax.Array) -> jax.Array:

@@ -20,6 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 
+from hyena_jax.ops.mesh import shape_like
+
 # A program on a GPU is one warp, one channel per thread. It loads GPU_STEPS steps before it computes them, so
 # that the reads overlap.
 GPU_CHANNELS, GPU_STEPS = 32, 16
@@ -93,12 +95,6 @@ def _retreat(carry: jax.Array, a: jax.Array, h_bar: jax.Array, before: jax.Array
     return a * g, g * before, g
 
 
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    """The shape and type of x; under `shard_map` also the mesh axes along which it varies."""
-    varies = jax.typeof(x).manual_axis_type
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=varies)
-
-
 def _cost(arrays: tuple[jax.Array, ...], states: tuple[jax.Array, ...], n_outputs: int) -> pl.CostEstimate:
     """An addition and a product for each entry of h, and in the backward pass another product."""
     sequences = [*arrays, *states[:1], *arrays[:1] * n_outputs]
@@ -121,7 +117,7 @@ def _gpu_call(
     batch, _, channels = arrays[0].shape
     return pl.pallas_call(
         partial(_gpu_kernel, step, reverse),
-        out_shape=([_like(arrays[0])] * n_outputs, _like(carry)),
+        out_shape=([shape_like(arrays[0])] * n_outputs, shape_like(carry)),
         grid=(batch, pl.cdiv(channels, GPU_CHANNELS)),
         compiler_params=plgpu.CompilerParams(num_warps=1),
         cost_estimate=_cost(arrays, states, n_outputs),
@@ -198,7 +194,7 @@ def _tpu_call(
         states = (h, h, _grouped(edge))
     outputs, last = pl.pallas_call(
         partial(_tpu_kernel, step, reverse, length, n_blocks),
-        out_shape=([_like(arrays[0])] * n_outputs, _like(carry)),
+        out_shape=([shape_like(arrays[0])] * n_outputs, shape_like(carry)),
         grid=(batch, pl.cdiv(channels, width), n_blocks),
         in_specs=((sequence,) * len(arrays), (sequence, neighbour, state)[: len(states)], state),
         out_specs=([sequence] * n_outputs, state),
