@@ -1,11 +1,10 @@
 """Two benchmarks compared row by row: ratios of times, their intervals, and what that shows.
 
-Of two folders of results; or of two commits, which are measured first, in turns, each in its git work tree.
+Of two folders of results; or of two commits or files' functions, which are measured first, in turns.
 """
 
 import math
 import os
-import shlex
 import signal
 import statistics
 import subprocess
@@ -101,6 +100,12 @@ def times_by_program(results: Mapping[str, Any]) -> dict[tuple[str, str], Mappin
         name = printable(", ".join([row.get("method") or results["settings"]["config"], *sizes]))
         found |= {(name, part): measured["seconds"] for part, measured in passes.items()}
     return found
+
+
+def renamed(results: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The results with other names of methods."""
+    rows = [{**row, "method": names.get(row.get("method"), row.get("method"))} for row in results["rows"]]
+    return {**results, "rows": rows}
 
 
 def require_comparable(a: Mapping[str, Any], b: Mapping[str, Any], allow_different: bool) -> None:
@@ -219,28 +224,32 @@ def commit(name: str) -> str | None:
     return ended.stdout.strip() if ended.returncode == 0 else None
 
 
-def measure_commits(a: str, b: str, benchmark: str, rounds: int, folder: Path) -> None:
-    """Measures both commits `rounds` times each, in the order A B B A A B ...
+class Side(NamedTuple):
+    """What one side measures: `arguments` of `hyena-jax bench`, in the files of a commit, or those here."""
 
-    `benchmark` is the command line after `hyena-jax bench`. `folder` gets a/1, b/1, a/2, ..., each with the
-    output of one process. A commit that refuses the command line or finds a wrong value is a UserError.
+    name: str
+    arguments: Sequence[str]
+    commit: str | None = None
+
+
+def measure(a: Side, b: Side, rounds: int, folder: Path) -> None:
+    """Measures both sides `rounds` times each, in the order A B B A A B ..., each time in a new process.
+
+    `folder` gets a/1, b/1, a/2, ..., each with the output of one process. A side that refuses its arguments
+    or finds a wrong value is a UserError.
     """
     folder = folder.resolve()  # the processes run in the work trees
-    try:
-        arguments = shlex.split(benchmark)
-    except ValueError as error:
-        raise UserError(f"must be a command line, got {benchmark!r}: {error}", "bench") from error
     order = [side for i in range(rounds) for side in ("ab" if i % 2 == 0 else "ba")]
     with (
         raising(signal.SIGINT, KeyboardInterrupt()),
-        _work_tree(a, folder / "tree-a") as tree_a,
-        _work_tree(b, folder / "tree-b") as tree_b,
+        _work_tree(a.commit, folder / "tree-a") as tree_a,
+        _work_tree(b.commit, folder / "tree-b") as tree_b,
     ):
-        for i, side in enumerate(watched("measuring", order, len(order))):
-            tree = tree_a if side == "a" else tree_b
-            output = folder / side / str(i // 2 + 1)
+        for i, letter in enumerate(watched("measuring", order, len(order))):
+            side, tree = (a, tree_a) if letter == "a" else (b, tree_b)
+            output = folder / letter / str(i // 2 + 1)
             output.parent.mkdir(exist_ok=True)
-            command = [sys.executable, "-m", "hyena_jax", "bench", *arguments]
+            command = [sys.executable, "-m", "hyena_jax", "bench", *side.arguments]
             path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH")]))
             ended = subprocess.run(
                 [*command, "--output", str(output)],
@@ -253,19 +262,20 @@ def measure_commits(a: str, b: str, benchmark: str, rounds: int, folder: Path) -
             )
             if ended.returncode:
                 reason = (ended.stderr.strip().splitlines() or ["no output"])[-1]
-                line = f"commit {(a if side == 'a' else b)[:10]}: {reason}"
+                line = f"{side.name}: {reason}"
                 raise UserError(line) if ended.returncode in (1, 2) else OSError(line)
 
 
 @contextmanager
-def _work_tree(commit: str, folder: Path) -> Iterator[Path]:
-    """The files of a commit, in a folder that is removed in the end."""
+def _work_tree(commit: str | None, folder: Path) -> Iterator[Path]:
+    """The files of a commit, in a folder that is removed in the end; without a commit those that are here."""
+    if commit is None:
+        yield Path.cwd()
+        return
     made = _git("worktree", "add", "--detach", "--quiet", str(folder), commit)
     if made.returncode:
         raise OSError(f"git worktree add: {made.stderr.strip()}")
     try:
-        if not (folder / "hyena_jax" / "__main__.py").exists():
-            raise UserError(f"commit {commit[:10]} has no hyena_jax/__main__.py: run this in its repository")
         yield folder
     finally:
         _git("worktree", "remove", "--force", str(folder))

@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import re
+import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -87,27 +89,28 @@ class BenchFunction(Function, Bench):
 
 @dataclass(frozen=True)
 class BenchCompare(Command):
-    """Compare two benchmarks row by row: B against A, which are both results folders, or both commits.
+    """Compare two benchmarks row by row: B against A. Both are results folders, commits, or FILE.py:NAME.
 
-    Commits are those of the repository around the working directory. Each is put into a git work tree, and
-    they measure in turns (A B B A ...), every time in a new process, from the work tree. Exit code 1: a row
-    is slower by more than the threshold.
+    Commits are those of the repository around the working directory, which may be your own; each is put into
+    a git work tree. Functions are as in `bench function`. These measure in turns (A B B A ...), every time in
+    a new process. Exit code 1: a row is slower by more than the threshold.
     """
 
     a: str = field(metadata=positional("A"))
-    """A folder of `bench ... --output`, or a commit."""
+    """A folder of `bench ... --output`, a commit, or a function of a file."""
     b: str = field(metadata=positional("B"))
     """The other one."""
     bench: str = ""
-    """Of commits: what follows `hyena-jax bench`, such as `operators --mixers hyena --lengths 1024`."""
+    """Of commits: what follows `hyena-jax bench`, such as `operators --mixers hyena --lengths 1024`; of
+    functions: the options of `hyena-jax bench function`, as in `--bench="--sizes 1024"`."""
     rounds: Annotated[int, AtLeast(2), AtMost(100)] = 5
-    """Of commits: processes that measure each of them."""
+    """Of commits and functions: processes that measure each of them."""
     threshold: Annotated[float, AtLeast(0.0)] = 0.05
     """The share of A's time by which B may be slower."""
     allow_different: bool = False
     """Compare results of different machines or versions of JAX all the same."""
     output: Path | None = None
-    """Of commits: a new folder for what every process measured, `a/1`, `b/1`, `a/2`, ..."""
+    """Of commits and functions: a new folder for what every process measured, `a/1`, `b/1`, `a/2`, ..."""
     json: bool = False
     """Print the comparison as JSON."""
 
@@ -117,7 +120,7 @@ class BenchCompare(Command):
         if all(Path(side).is_dir() for side in (self.a, self.b)):
             require(not self.bench, "bench", self.bench, "absent with folders, which were measured before")
             require(self.output is None, "output", str(self.output), "absent with folders")
-            found = self._compare(Path(self.a), Path(self.b))
+            found = self._compare(Path(self.a), Path(self.b), {})
         else:
             found = self._measure()
         slower = [one for one in found if one.verdict == comparison.SLOWER and one.ratio > 1 + self.threshold]
@@ -139,28 +142,40 @@ class BenchCompare(Command):
         return 0
 
     def _measure(self) -> "list[Difference]":
-        from hyena_jax.benchmark.comparison import commit, measure_commits
+        from hyena_jax.benchmark.comparison import Side, commit, measure
 
-        hashes = {name: commit(name) for name in (self.a, self.b)}
-        unknown = sorted(
-            (name for name in hashes if hashes[name] is None), key=lambda name: Path(name).is_dir()
-        )
-        if unknown:
-            allowed = "both must be results folders, or both commits of the repository here"
-            raise UserError(f"{unknown[0]!r} is neither a folder nor a commit; {allowed}")
-        require(bool(self.bench.strip()), "bench", self.bench, "the benchmark that both commits run")
+        try:
+            arguments = shlex.split(self.bench)
+        except ValueError as error:
+            raise UserError(f"must be a command line, got {self.bench!r}: {error}", "bench") from error
+        names, renamed = (self.a, self.b), {}
+        if all(re.search(r"\.py:[\w,]+$", name) for name in names):
+            sides = [Side(name, ["function", name, *arguments]) for name in names]
+            of_a, of_b = (name.rpartition(":")[2].split(",") for name in names)
+            require(len(of_a) == len(of_b), "B", self.b, f"as many functions as A={self.a!r}")
+            renamed = dict(zip(of_b, of_a, strict=True))
+        else:
+            hashes = {name: commit(name) for name in names}
+            unknown = sorted((n for n in names if hashes[n] is None), key=lambda name: Path(name).is_dir())
+            if unknown:
+                allowed = "both must be results folders, commits of the repository here, or FILE.py:NAME"
+                raise UserError(f"{unknown[0]!r} is neither a folder nor a commit; {allowed}")
+            require(bool(arguments), "bench", self.bench, "the benchmark that both commits run")
+            sides = [Side(f"commit {hashes[name][:10]}", arguments, hashes[name]) for name in names]
         if self.output is not None:
             require_free("output", self.output)
             self.output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="hyena_jax_bench_") as scratch:
             folder = self.output or Path(scratch)
-            measure_commits(hashes[self.a], hashes[self.b], self.bench, self.rounds, folder)
-            return self._compare(folder / "a", folder / "b")
+            measure(*sides, self.rounds, folder)
+            return self._compare(folder / "a", folder / "b", renamed)
 
-    def _compare(self, a: Path, b: Path) -> "list[Difference]":
+    def _compare(self, a: Path, b: Path, names: Mapping[str, str]) -> "list[Difference]":
+        """B against A; `names` are what methods of B are called in A."""
         from hyena_jax.benchmark import comparison
 
-        of_a, of_b = comparison.read_all(a), comparison.read_all(b)
+        of_a = comparison.read_all(a)
+        of_b = [comparison.renamed(results, names) for results in comparison.read_all(b)]
         for results in (*of_a[1:], *of_b):
             comparison.require_comparable(of_a[0], results, self.allow_different)
         found = comparison.differences(of_a, of_b)

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from hyena_jax.benchmark import comparison
-from hyena_jax.benchmark.comparison import measure_commits
 from hyena_jax.benchmark.timing import summarize
 from hyena_jax.cli import main
-from hyena_jax.system.errors import UserError
 
 MACHINE = {"device": "a chip", "cores": 2, "system": "one"}
 SETTINGS = {"d_model": 8, "dtype": "float32", "seconds": 1.0, "mixers": ["hyena"]}
@@ -271,7 +269,50 @@ def test_commits_that_are_not_there(tmp_path, monkeypatch, capsys):
     assert "is neither a folder nor a commit" in capsys.readouterr().err
 
 
-def test_a_quotation_that_is_not_closed_is_refused_before_a_work_tree_is_made(tmp_path):
-    with pytest.raises(UserError, match="bench must be a command line, got .*: No closing quotation"):
-        measure_commits("a", "b", "operators 'x", 2, tmp_path)
+def test_a_quotation_that_is_not_closed_is_refused_before_a_work_tree_is_made(tmp_path, capsys):
+    assert run("HEAD", "HEAD", "--bench", "operators 'x", "--output", tmp_path / "new") == 2
+    assert 'bench must be a command line, got "operators \'x": No closing quot' in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+OWN = """
+import jax
+import jax.numpy as jnp
+
+
+def make_inputs(size):
+    return (jnp.ones((size, 16)),)
+
+
+def quick(x):
+    return 2 * x
+
+
+def slow(x):
+    return jax.lax.fori_loop(0, 500, lambda i, y: jnp.sort(-y, axis=0), x)
+"""
+
+
+@pytest.mark.grid
+def test_functions_of_files_and_commits_of_ones_own_repository(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    own, git = Path("own.py"), ["git", "-c", "user.name=a", "-c", "user.email=a"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    for text in (OWN, OWN.replace("return 2 * x", "return slow(x)")):
+        own.write_text(text)
+        subprocess.run([*git, "add", "-A"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "-m", "a step"], check=True)
+    sizes = "--sizes 256 --no-gradients --seconds 0.02 --least-runs 5"
+    shared = ("--rounds", 2, "--threshold", 0.5, "--json")
+    shutil.copy(own, "slow.py")
+    own.write_text(OWN)
+    for asked in (
+        ("own.py:quick", "slow.py:slow", f"--bench={sizes}"),
+        ("HEAD~1", "HEAD", "--bench", f"function own.py:quick {sizes}"),
+    ):
+        assert run(*asked, *shared) in (0, 1)  # two rounds see only much
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["row"] == "quick, size 256"
+        assert row["ratio"] > 2
+    assert run("own.py:quick", "slow.py:slow,quick", f"--bench={sizes}") == 2
+    assert "as many functions as A='own.py:quick'" in capsys.readouterr().err
