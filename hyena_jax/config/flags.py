@@ -179,7 +179,10 @@ def _parse(
                 more = [] if equals else words(len(rest))
                 values[others] = (*values.get(others, ()), argument, *more)
                 continue
-            near = _nearest(name, [*by_name, *(flag.name for flag in flags if flag.base is not None)])
+            known = [*by_name, *(flag.name for flag in flags if flag.base is not None)]
+            # What was probably meant: a flag of that name in a section, or else a similar spelling.
+            inside = [flag for flag in known if flag.endswith(f".{name[2:]}")]
+            near = next(iter(inside or difflib.get_close_matches(name, known, n=1)), "")
             raise UserError(f"{name} is not a flag of {called}" + (f"; did you mean {near}?" if near else ""))
         elif by_name[name].hint is bool:
             flag, follows = by_name[name], attached if equals else next(iter(rest), "")
@@ -201,12 +204,6 @@ def _parse(
 
 def _is_flag(argument: str) -> bool:
     return argument.startswith("--") and argument[2:3].isalpha()
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    """The flag that was probably meant: first one of that name in a section, then a similar spelling."""
-    inside = [flag for flag in known if flag.endswith(f".{name[2:]}")]
-    return next(iter(inside or difflib.get_close_matches(name, known, n=1)), "")
 
 
 def _converted(flag: Flag, given: Sequence[str]) -> Any:

@@ -144,9 +144,8 @@ def tokenizer_of(every: Sequence[Source], config: ShardsConfig, tokenizer: Token
     for one in indexed:
         for name in ("dtype", "vocab_size"):
             ours, theirs = getattr(config, name), getattr(one.index, name)
-            require(
-                ours in (None, theirs), name, ours, f"{theirs!r}, as the index of {one.objects.where} says"
-            )
+            must = f"{theirs!r}, as the index of {one.objects.where} says"
+            require(ours in (None, theirs), name, ours, must)
     given = None if tokenizer is None or not indexed else digest_of(tokenizer)
     digests = {one.index.tokenizer_sha256: one.objects.where for one in indexed}
     if len(digests) > 1:
@@ -172,13 +171,8 @@ def tokenizer_of(every: Sequence[Source], config: ShardsConfig, tokenizer: Token
         if data is None:
             raise UserError(f"{objects / ENCODING} is missing: the tokenizer beside the index", "sources")
         found = tokenizer_from_json(parse_json(data))
-        is_theirs = digest_of(found) in digests
-        require(
-            is_theirs,
-            f"{objects / ENCODING}",
-            digest_of(found)[:12],
-            f"of SHA-256 {next(iter(digests))[:12]}",
-        )
+        digest, must = digest_of(found), f"of SHA-256 {next(iter(digests))[:12]}"
+        require(digest in digests, objects / ENCODING, digest[:12], must)
         return found
     if config.tokenizer_path is not None:
         return read_bpe(config.tokenizer_path)

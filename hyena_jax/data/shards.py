@@ -199,10 +199,8 @@ def load_shards(config: ShardsConfig, tokenizer: Tokenizer | None = None) -> Sha
     about = {"seq_len": length, "weights": config.weights, "tokenizer": digest_of(tokenizer)}
     for group, found in (("sources", sources), ("validation", validation)):
         about[group] = [[one.digest for one in source] for source in found.values()]
-    n_shards, n_tokens = (
-        sum(len(p.parts) for p in pools.values()),
-        sum(int(p.tokens.sum()) for p in pools.values()),
-    )
+    n_shards = sum(len(p.parts) for p in pools.values())
+    n_tokens = sum(int(p.tokens.sum()) for p in pools.values())
     return ShardSet(
         tokenizer=tokenizer,
         train=tuple(pools.values()),

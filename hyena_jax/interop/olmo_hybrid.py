@@ -180,25 +180,20 @@ def _renamed(tensors: Tensors) -> Tensors:
             raise UserError(f"must have one tensor {new}, got two by different names", "source")
         found[new] = tensor
     for layer in dict.fromkeys(match[1] for match in map(LAYER.fullmatch, found) if match):
-        _check_norms(layer, found)
+        # Other code than transformers has norms before attention and after gated delta layers.
+        for mixer, norm, place in (
+            ("linear_attn", "post_feedforward_layernorm", "before gated delta layers"),
+            ("self_attn", "input_layernorm", "after attention"),
+        ):
+            is_there = f"{layer}.{norm}.weight" in found
+            if is_there and any(name.startswith(f"{layer}.{mixer}.") for name in found):
+                raise UserError(
+                    f"must have its norms {place} and their MLPs, as in transformers, got {printable(layer)}"
+                    f" with {mixer} and {norm}",
+                    "source",
+                )
         _join_taps(layer, found)
     return found
-
-
-def _check_norms(layer: str, tensors: Tensors) -> None:
-    """Refuses norms before attention and after gated delta layers, which other code than transformers has."""
-    for mixer, norm, place in (
-        ("linear_attn", "post_feedforward_layernorm", "before gated delta layers"),
-        ("self_attn", "input_layernorm", "after attention"),
-    ):
-        if f"{layer}.{norm}.weight" in tensors and any(
-            name.startswith(f"{layer}.{mixer}.") for name in tensors
-        ):
-            raise UserError(
-                f"must have its norms {place} and their MLPs, as in transformers, got {printable(layer)}"
-                f" with {mixer} and {norm}",
-                "source",
-            )
 
 
 def _join_taps(layer: str, tensors: dict[str, Tensor]) -> None:

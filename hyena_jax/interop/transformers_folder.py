@@ -206,25 +206,16 @@ def card(name: str, facts: Facts) -> str:
         "versions": ", ".join(f"{package} {version}" for package, version in versions.items()),
         "license": facts.license,
     }
-    return "\n".join(
-        [
-            "---",
-            f"license: {json.dumps(facts.license)}",
-            "tags:",
-            "- hyena_jax",
-            "---",
-            "",
-            f"# {name}",
-            "",
-            "| | |",
-            "|---|---|",
-            *(f"| {key} | {value} |" for key, value in rows.items()),
-            "",
-            "The hardware of the training is not recorded. The experiment:",
-            "",
-            "```json",
-            json.dumps(facts.config, indent=2),
-            "```",
-            "",
-        ]
-    )
+    head = [
+        "---",
+        f"license: {json.dumps(facts.license)}",
+        "tags:",
+        "- hyena_jax",
+        "---",
+        "",
+        f"# {name}",
+        "",
+    ]
+    table = ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items()), ""]
+    about = ["The hardware of the training is not recorded. The experiment:", ""]
+    return "\n".join([*head, *table, *about, "```json", json.dumps(facts.config, indent=2), "```", ""])

@@ -111,7 +111,12 @@ class H3(LongConvolutionMixer):
 
     def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         q, k, v = self.qkv_proj(x)  # [D, B, T]
-        shifted = seq.fir(k, self._shift_taps(), axis=-1)
+        # Taps [D, M] of the shift filter: the correlation of c with b, and the skip in lag 0.
+        n_taps = self.config.n_taps
+        padded = jnp.pad(self.shift_c, [(0, 0), (0, n_taps - 1)])
+        windows = padded[:, jnp.arange(n_taps)[:, None] + jnp.arange(n_taps)]  # [D, lag, i]
+        taps = jnp.einsum("dti,di->dt", windows, self.shift_b)
+        shifted = seq.fir(k, taps.at[:, 0].add(self.shift_skip), axis=-1)
         q, shifted, v = (self._heads(part) for part in (q, shifted, v))
         v = seq.values(v, "dHBT")
         # [d, d, H, B, T]: heads last among the channel axes, because each head has one filter for all its d^2
@@ -125,11 +130,3 @@ class H3(LongConvolutionMixer):
     def _heads(self, x: jax.Array) -> jax.Array:
         """[D, B, T] -> [d, H, B, T]."""
         return x.reshape(-1, self.config.head_dim, *x.shape[1:]).swapaxes(0, 1)
-
-    def _shift_taps(self) -> jax.Array:
-        """Taps [D, M] of the shift filter: the correlation of c with b, and the skip in lag 0."""
-        n_taps = self.config.n_taps
-        padded = jnp.pad(self.shift_c, [(0, 0), (0, n_taps - 1)])
-        windows = padded[:, jnp.arange(n_taps)[:, None] + jnp.arange(n_taps)]  # [D, lag, i]
-        taps = jnp.einsum("dti,di->dt", windows, self.shift_b)
-        return taps.at[:, 0].add(self.shift_skip)

@@ -2,8 +2,6 @@
 
 Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M features."""
 
-from functools import partial
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -57,32 +55,31 @@ class Fastmax(Mixer):
         )
 
     def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
+        config, axis = self.config, seq.sequence_axis
         q, k, v = self._qkv(x)
         v = seq.values(v, "BTHd")
 
         def empty() -> jax.Array:
-            return fastmax.no_sums(k, self.config.p)
+            return fastmax.no_sums(k, config.p)
 
         def run(sums: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return fastmax.fastmax_causal(q, k, v, self.config.p, sums, seq.real)
+            return fastmax.fastmax_causal(q, k, v, config.p, sums, seq.real)
 
-        o = seq.carry("sums", empty, run, partial(self._whole, q, k, v, seq))
+        def whole() -> jax.Array:
+            if config.factorized and seq.documents is None:
+                attend = shards.fastmax_causal if config.causal else shards.fastmax_bidirectional
+                return attend(q, k, v, config.p, axis)
+            require(axis is None or config.factorized, "factorized", False, "True with a sequence_axis")
+            require(axis is None, "segment_ids", "given", "None with a sequence_axis")
+            mask = jnp.ones((q.shape[1], q.shape[1]), bool)
+            if config.causal:
+                mask = jnp.tril(mask)
+            if seq.documents is not None:
+                mask = mask & same_segment(seq.documents.number)
+            return fastmax.fastmax_quadratic(q, k, v, config.p, mask)
+
+        o = seq.carry("sums", empty, run, whole)
         return self.out_proj(seq.mixed(o, "BTHd").reshape(x.shape).astype(self.dtype or x.dtype))
-
-    def _whole(self, q: jax.Array, k: jax.Array, v: jax.Array, seq: Sequence) -> jax.Array:
-        """o [B, L, H, d] of whole sequences."""
-        config, axis = self.config, seq.sequence_axis
-        if config.factorized and seq.documents is None:
-            attend = shards.fastmax_causal if config.causal else shards.fastmax_bidirectional
-            return attend(q, k, v, config.p, axis)
-        require(axis is None or config.factorized, "factorized", False, "True with a sequence_axis")
-        require(axis is None, "segment_ids", "given", "None with a sequence_axis")
-        mask = jnp.ones((q.shape[1], q.shape[1]), bool)
-        if config.causal:
-            mask = jnp.tril(mask)
-        if seq.documents is not None:
-            mask = mask & same_segment(seq.documents.number)
-        return fastmax.fastmax_quadratic(q, k, v, config.p, mask)
 
     def _qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries and keys, with sqrt(scale) in each, and values, [B, T, H, d]."""

@@ -137,14 +137,10 @@ class BlockDense(nn.Module):
     def __call__(self, x: jax.Array, sequence_axis: str | None = None) -> jax.Array:
         """y [H, B, T, I] of x [H, B, T, I], whose T may be sharded over a mesh axis."""
         n_blocks, width = x.shape[0], x.shape[-1]
-        kernel = self.param(
-            "kernel", nn.initializers.normal(width**-0.5), (n_blocks, width, width), jnp.float32
-        )
-        bias = (
-            self.param("bias", nn.initializers.zeros, (n_blocks * width,), jnp.float32)
-            if self.use_bias
-            else None
-        )
+        init, shape, bias = nn.initializers.normal(width**-0.5), (n_blocks, width, width), None
+        kernel = self.param("kernel", init, shape, jnp.float32)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (n_blocks * width,), jnp.float32)
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
         y = block_dense(x, kernel, sequence_axis)
         return y if bias is None else y + bias.reshape(n_blocks, 1, 1, width)

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import MixerConfig, name_of
 from hyena_jax.system.errors import require
 
 
@@ -71,20 +70,11 @@ def masked(x: jax.Array, lengths: jax.Array | None) -> jax.Array:
     return x if real is None else jnp.where(real[..., None], x, 0)
 
 
-def check_causal(config: MixerConfig) -> None:
-    """Raises ValueError for a mixer whose outputs depend on later inputs: it has no decoding state."""
-    require(config.causal, "mixer", name_of(config), "causal to decode")
-
-
 def refuse_segments(segment_ids: jax.Array | None) -> None:
     """Raises ValueError for segment_ids: the mixer would mix across document boundaries."""
     given = None if segment_ids is None else segment_ids.shape
-    require(
-        segment_ids is None,
-        "segment_ids",
-        given,
-        "None: this mixer would mix across the boundaries of documents",
-    )
+    must = "None: this mixer would mix across the boundaries of documents"
+    require(segment_ids is None, "segment_ids", given, must)
 
 
 def sums_dtype(dtype: jnp.dtype) -> jnp.dtype:

@@ -7,22 +7,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from hyena_jax.config import MixerConfig
+from hyena_jax.config import MixerConfig, name_of
 from hyena_jax.filters import has_constant_state
-from hyena_jax.mixers.inputs import (
-    check_causal,
-    check_input,
-    check_next,
-    check_state_length,
-    check_token,
-    within,
-)
+from hyena_jax.mixers.inputs import check_input, check_next, check_state_length, check_token, within
 from hyena_jax.mixers.online import MixerState, Online, map_histories
 from hyena_jax.mixers.parallel import Parallel
 from hyena_jax.mixers.sequence import Handed, Sequence
 from hyena_jax.ops import online_conv
 from hyena_jax.ops.forms import Forms
-from hyena_jax.system.errors import UserError
+from hyena_jax.system.errors import UserError, require
 
 
 class Mixer(nn.Module):
@@ -89,7 +82,7 @@ class Mixer(nn.Module):
         Raises:
           UserError: for a mixer that is not causal, or a max_len above the module's.
         """
-        check_causal(self.config)
+        require(self.config.causal, "mixer", name_of(self.config), "causal to decode")
         check_state_length(max_len, self.max_len)
         # Each operator makes its memory where `mix` calls it, for any token; XLA drops all else that it does.
         dtypes = [

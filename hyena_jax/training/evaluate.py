@@ -91,22 +91,19 @@ def evaluate_run(
     With `data_config`, on what is held out of these data instead, such as longer rows of a task.
     """
     require(1 <= batch_size <= MAX_COUNT, "batch_size", batch_size, f"in 1..{MAX_COUNT}")
-    data = load_data(run, path) if data_config is None else load_other_data(run, data_config)
+    if data_config is None:
+        data = load_data(run, path)
+    else:
+        ours, theirs = name_of(run.experiment.data), name_of(data_config)
+        require(type(data_config) is type(run.experiment.data), "data", theirs, f"{ours!r}, as the run's")
+        experiment = replace(run.experiment, data=data_config)  # which checks the length
+        data = load(data_config, run.encoding)
+        data.complete(experiment)
     strategy = parallel.make_strategy(ParallelConfig())
     scores = loss_function(run.experiment.loss), metric_functions(run.experiment, data)
     eval_step = strategy.map_eval_step(make_eval_step(model, *scores, data.tallies))
     sums = sum_held_out(strategy, eval_step, strategy.place(params), data, batch_size, watch=watch)
     return {**held_out_values(data, sums), f"{data.unit}s": data.n_held_out, **data.eval_metrics(sums)}
-
-
-def load_other_data(run: RunFolder, data_config: DataConfig) -> Dataset:
-    """Data of the kind of a run's data, read with its encoding, with other settings."""
-    ours = run.experiment.data
-    require(type(data_config) is type(ours), "data", name_of(data_config), f"{name_of(ours)!r}, as the run's")
-    experiment = replace(run.experiment, data=data_config)  # which checks the length
-    data = load(data_config, run.encoding)
-    data.complete(experiment)
-    return data
 
 
 def load_data(run: RunFolder, path: str | None = None) -> Dataset:

@@ -71,12 +71,8 @@ def load_params(run: RunFolder, model: nn.Module, step: str, report: Report) -> 
     if not steps:
         raise UserError(f"{folder} holds no checkpoint")
     numbers = {str(saved): saved for saved in steps}
-    require(
-        step in ("latest", "best", *numbers),
-        "step",
-        step[:40],
-        f"'latest', 'best' or one of the saved {steps}",
-    )
+    must = f"'latest', 'best' or one of the saved {steps}"
+    require(step in ("latest", "best", *numbers), "step", step[:40], must)
     number = {"latest": None, "best": best(folder).step, **numbers}[step]
     if step == "best" and number is None:
         raise UserError(f"must be 'latest' or one of {steps}: none was evaluated, got 'best'", "step")

@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hyena_jax.system import files
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.files import METRICS, memory_size, parse_json, read_bytes
 from hyena_jax.training.trackers import Tracker
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Values = dict[str, float]
 
@@ -124,7 +121,19 @@ def draw_learning_curves(workdir: Path, labels: dict[str, str]) -> Path:
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(labels), sharex=True, squeeze=False)[:, 0]
     for axes, (name, label) in zip(panels, labels.items(), strict=True):
-        _draw_curves(axes, rows, name)
+        for part, called, style in (
+            ("train", "training (single batches)", {"color": "#9db4d0", "linewidth": 0.8}),
+            ("validation", "validation", {"color": "#c8442d", "marker": "o", "markersize": 3.5}),
+        ):
+            values = ((row["step"], row.get(f"{part}/{name}")) for row in rows)
+            points = [(step, value) for step, value in values if value is not None]
+            if points:
+                steps, values = zip(*points, strict=True)
+                style = style if len(steps) > 1 else {**style, "marker": "o", "markersize": 7}
+                axes.plot(steps, values, label=f"{called}, last {values[-1]:.3f}", **style)
+        axes.grid(alpha=0.25)
+        if axes.lines:
+            axes.legend(frameon=False)
         axes.set(ylabel=label)
     panels[0].set_title(workdir.resolve().name, parse_math=False)  # a name may hold dollar signs
     panels[-1].set(xlabel="step")
@@ -132,19 +141,3 @@ def draw_learning_curves(workdir: Path, labels: dict[str, str]) -> Path:
     with files.replacing(path) as draft:
         figure.savefig(draft, format="png", dpi=150)
     return path
-
-
-def _draw_curves(axes: "Axes", rows: list[dict], name: str) -> None:
-    for part, label, style in (
-        ("train", "training (single batches)", {"color": "#9db4d0", "linewidth": 0.8}),
-        ("validation", "validation", {"color": "#c8442d", "marker": "o", "markersize": 3.5}),
-    ):
-        values = ((row["step"], row.get(f"{part}/{name}")) for row in rows)
-        points = [(step, value) for step, value in values if value is not None]
-        if points:
-            steps, values = zip(*points, strict=True)
-            style = style if len(steps) > 1 else {**style, "marker": "o", "markersize": 7}
-            axes.plot(steps, values, label=f"{label}, last {values[-1]:.3f}", **style)
-    axes.grid(alpha=0.25)
-    if axes.lines:
-        axes.legend(frameon=False)
