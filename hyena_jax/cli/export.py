@@ -79,10 +79,9 @@ def _loss_unit(experiment: Experiment) -> str:
 
 
 def _card(run: "LoadedRun", license_name: str) -> str:
-    import jax
-
     from hyena_jax.interop.transformers_folder import Facts, card
     from hyena_jax.system.machine import describe_machine, describe_versions
+    from hyena_jax.system.trees import n_entries
 
     losses = [row[LOSS] for row in run.metrics() if row["step"] == run.step and LOSS in row]
     return card(
@@ -90,7 +89,7 @@ def _card(run: "LoadedRun", license_name: str) -> str:
         Facts(
             config=config.encode(run.experiment),
             step=run.step,
-            n_parameters=sum(leaf.size for leaf in jax.tree.leaves(run.params)),
+            n_parameters=n_entries(run.params),
             fingerprint=run.folder.fingerprint,
             loss=losses[-1] if losses else None,
             loss_unit=_loss_unit(run.experiment),

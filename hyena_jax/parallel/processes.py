@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -89,14 +89,6 @@ def leave() -> None:
         jax.distributed.shutdown()
 
 
-def exit_at_once(code: int) -> NoReturn:
-    """Exits immediately; peers waiting on this process see it disconnect."""
-    with suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
-
-
 def lost_another(error: BaseException | None) -> bool:
     """Whether an error means that one of several processes, this one or another, cannot continue.
 
@@ -123,7 +115,10 @@ def leaving_on_failure(report: Callable[[object, int], int], is_remote: bool) ->
         is_ours = isinstance(error, OSError)
         with suppress(OSError):  # whoever read our output may be gone
             report(error if is_ours else f"another process is lost: {str(error).splitlines()[0]}", 3)
-        exit_at_once(3)
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(3)  # peers that wait for this process see it disconnect
 
 
 def is_first() -> bool:

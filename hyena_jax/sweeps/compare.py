@@ -20,6 +20,7 @@ from hyena_jax.sweeps.runs import Axis, Group, choose_metric, group, is_better, 
 from hyena_jax.system import files
 from hyena_jax.system.errors import choose, printable, require
 from hyena_jax.system.files import require_new_file
+from hyena_jax.system.trees import n_entries
 from hyena_jax.training.step import init_params
 
 FORMATS = (".png", ".pdf", ".svg")
@@ -155,17 +156,13 @@ def compare(
             path.with_suffix(".md"): "\n".join([*lines, ""]),
         }
         for file, text in tables.items():
-            if not (overwrite and file.is_file()) and not _holds(file, text):
+            is_same = file.is_file() and file.read_bytes() == text.encode()  # beside another figure's format
+            if not is_same and not (overwrite and file.is_file()):
                 require_new_file("output", file)
         figure.draw_curves(path, groups, metric, x)
         for file, text in tables.items():
             files.write_text(file, text, is_new=not file.exists())
     return rows
-
-
-def _holds(file: Path, text: str) -> bool:
-    """Whether the file is there with this text, as beside a figure in another format."""
-    return file.is_file() and file.read_bytes() == text.encode()
 
 
 def summarise(group: Group, metric: str) -> GroupSummary:
@@ -193,8 +190,7 @@ def summarise(group: Group, metric: str) -> GroupSummary:
 def n_params(config: ModelConfig) -> int:
     """The number of parameters."""
     model = models.build(config)
-    shapes = jax.eval_shape(lambda: init_params(model, 0))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    return n_entries(jax.eval_shape(lambda: init_params(model, 0)))
 
 
 def state_size(config: ModelConfig) -> int | None:

@@ -129,7 +129,10 @@ def read_runs(folders: str | Path | Sequence[str | Path]) -> tuple[list[Run], li
         within = [path for path in within if is_unicode(path) and config.is_run(path)]
         inside = [folder] if config.is_run(folder) else within
         require(len(inside) > 0, "DIR", str(folder), "the folder of a run, or one with such folders in it")
-        runs = [_read(workdir) for workdir in inside]
+        runs = []
+        for workdir in inside:
+            experiment, rows = config.read_run(workdir), read_rows(workdir / METRICS)
+            runs.append(Run(workdir, experiment, rows, config.read_stages(workdir, experiment)))
         evaluated = [run for run in runs if run.metrics]
         require(
             len(evaluated) > 0, "DIR", str(folder), "a run with at least one evaluation, or with such runs"
@@ -137,11 +140,6 @@ def read_runs(folders: str | Path | Sequence[str | Path]) -> tuple[list[Run], li
         left_out += [run.name for run in runs if not run.metrics]
         found |= {run.workdir.resolve(): run for run in evaluated}
     return list(found.values()), left_out
-
-
-def _read(workdir: Path) -> Run:
-    experiment = config.read_run(workdir)
-    return Run(workdir, experiment, read_rows(workdir / METRICS), config.read_stages(workdir, experiment))
 
 
 def group(runs: Sequence[Run], by: Sequence[str] = (), best_by: str | None = None) -> list[Group]:

@@ -37,8 +37,7 @@ from hyena_jax.sweeps.pool import (
 from hyena_jax.sweeps.progress import MOST, SweepProgress
 from hyena_jax.system import files
 from hyena_jax.system.errors import UserError, require
-from hyena_jax.system.files import LOCK, SWEEP, locked, read_json
-from hyena_jax.system.files import METRICS as METRICS
+from hyena_jax.system.files import LOCK, METRICS, SWEEP, locked, read_json
 from hyena_jax.system.output import Output, bar
 from hyena_jax.system.signals import Interrupted, noted_signals
 from hyena_jax.system.storage.location import is_url, location_of

@@ -71,13 +71,6 @@ def replacing(path: Path, is_new: bool = False) -> Iterator[Path]:
         raise
 
 
-def remove_drafts(folder: Path) -> None:
-    """Removes drafts that killed processes left in a folder that no other process writes to."""
-    for path in folder.iterdir():
-        if DRAFT.fullmatch(path.name) and (path.is_symlink() or path.is_file()):
-            path.unlink()
-
-
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A draft folder next to `folder`, renamed to it once complete; until then `folder` does not exist.
@@ -129,7 +122,9 @@ def locked(workdir: Path) -> Iterator[int]:
         # lock on the removed file would keep nobody out.
         is_ours = os.path.samestat(os.fstat(lock), (workdir / LOCK).stat())
         require(is_ours, "workdir", str(workdir), "a folder that no other process removes")
-        remove_drafts(workdir)
+        for path in workdir.iterdir():  # drafts that killed processes left
+            if DRAFT.fullmatch(path.name) and (path.is_symlink() or path.is_file()):
+                path.unlink()
         try:
             yield lock
         except BaseException:
@@ -240,9 +235,9 @@ def read_bytes(argument: str, path: str | Path, most: int) -> bytes:
             raise UserError(f"{str(path)!r} cannot be read: {error}", argument) from error
 
 
-def read_json(argument: str, path: str | Path, most: int = MAX_JSON) -> Any:
+def read_json(argument: str, path: str | Path) -> Any:
     """The value in a JSON file; see `open_input` and `parse_json`."""
-    data = read_bytes(argument, path, most)
+    data = read_bytes(argument, path, MAX_JSON)
     try:
         return parse_json(data)
     except UserError as error:
@@ -268,7 +263,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 @contextmanager
-def open_safetensors(argument: str, path: str | Path, most: int | None = None) -> Iterator["safe_open"]:
+def open_safetensors(argument: str, path: str | Path) -> Iterator["safe_open"]:
     """A safetensors file; UserError if its header is wrong, also if the caller reads a missing array.
 
     The library checks that the header has at most 100 MB and fits the file's size.
@@ -276,7 +271,7 @@ def open_safetensors(argument: str, path: str | Path, most: int | None = None) -
     from safetensors import SafetensorError, safe_open
 
     try:
-        with open_input(argument, path, most), safe_open(path, "numpy") as file:
+        with open_input(argument, path), safe_open(path, "numpy") as file:
             yield file
     except SafetensorError as error:
         raise UserError(f"{str(path)!r} cannot be read: {printable(error)[:200]}", argument) from error
