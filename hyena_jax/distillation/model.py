@@ -3,7 +3,7 @@
 Axes: B batch, N filters of a mixer, D channels of a filter, C = N D, L = max_len, d modes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -120,18 +120,13 @@ def distilled_params(
     """The parameters with the filters of each layer replaced; all others are unchanged."""
     new = dict(params)
     for (layer, taps), modes in zip(filters, fitted, strict=True):
-        block = dict(params[f"blocks_{layer}"])
-        block["mixer"] = {**block["mixer"], "filter": _modal_parameters(taps, modes)}
-        new[f"blocks_{layer}"] = block
+        residue = np.stack([modes.residue.real, modes.residue.imag], axis=-1)
+        parts = {"log_decay": modes.log_decay, "angle": modes.angle, "residue": residue}
+        modal = {name: part.reshape(*taps.shape[:2], *part.shape[1:]) for name, part in parts.items()}
+        modal = {name: part.astype(np.float32) for name, part in (modal | {"lag_zero": taps[..., 0]}).items()}
+        block = params[f"blocks_{layer}"]  # whose filter becomes a `filters.state_space.ModalFilter`
+        new[f"blocks_{layer}"] = {**block, "mixer": {**block["mixer"], "filter": modal}}
     return new
-
-
-def _modal_parameters(taps: np.ndarray, modes: modal_fit.FittedModes) -> Mapping[str, Any]:
-    """Parameters of `hyena_jax.filters.state_space.ModalFilter`."""
-    residue = np.stack([modes.residue.real, modes.residue.imag], axis=-1)
-    by_filter = {"log_decay": modes.log_decay, "angle": modes.angle, "residue": residue}
-    parameters = {name: part.reshape(*taps.shape[:2], *part.shape[1:]) for name, part in by_filter.items()}
-    return {name: part.astype(np.float32) for name, part in (parameters | {"lag_zero": taps[..., 0]}).items()}
 
 
 def _has_filter(mixer: MixerConfig) -> bool:

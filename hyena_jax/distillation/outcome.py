@@ -73,8 +73,32 @@ def write_run(folder: Path, found: Outcome) -> None:
 def tables(found: Outcome) -> Iterator[Table]:
     """Singular values by layer, losses by state size, filter errors at the last size."""
     yield _singular_values(found)
-    yield _losses(found)
-    yield _filters(found)
+
+    table = Table("state size", "filter error", "loss", "increase", "KL", box=None)
+    table.title = "Validation loss and KL(run || distilled), nats per token"
+    table.add_row("the run", "", f"{found.before['loss']:.4f}", "", "")
+    for tried in found.tried:
+        error = max(error.error for error in tried.errors)
+        table.add_row(
+            str(tried.size),
+            f"{error:.2e}",
+            f"{tried.values['loss']:.4f}",
+            f"{found.increase(tried):+.4f}",
+            f"{tried.values['kl']:.2e}",
+        )
+    yield table
+
+    table = Table("filter", "error", "at least", "balanced, at most", "worst channel", box=None)
+    table.title = f"Filters at state size {found.last.size}: relative L2 error over all channels"
+    for error in found.last.errors:
+        table.add_row(
+            _name(error.layer, error.filter),
+            f"{error.error:.2e}",
+            f"{error.least:.2e}",
+            f"{error.balanced:.2e}",
+            f"{error.worst_channel} ({error.worst_error:.2e})",
+        )
+    yield table
 
 
 def verdict(found: Outcome) -> str:
@@ -140,14 +164,20 @@ def draw(found: Outcome, path: Path) -> None:
     size = found.last.size
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     values, filters, errors = figure.subplots(1, 3)
-    _draw_singular_values(values, found)
+    for of_layer, relative in _relative(found):
+        number = np.arange(1, relative.shape[1] + 1)
+        median, largest = np.median(relative, axis=0), relative.max(axis=0)
+        (line,) = values.semilogy(number, np.maximum(median, LEAST_SHOWN), label=f"layer {of_layer.layer}")
+        values.semilogy(number, np.maximum(largest, LEAST_SHOWN), ":", color=line.get_color())
     values.axvline(size, color="grey", linestyle="--", linewidth=1)
     values.set(xlabel="number (dashed: state size)", ylabel="relative to the largest")
     values.set_title("Hankel singular values")
     values.legend(frameon=False, title="median; dotted: largest")
     for before, after in zip(found.original.filters, found.last.filters, strict=True):
         error = np.linalg.norm(after.later - before.later, axis=1)
-        _draw_filter(filters, before.later, after.later, int(np.argsort(error)[len(error) // 2]))
+        channel, lags = int(np.argsort(error)[len(error) // 2]), np.arange(1, before.later.shape[1] + 1)
+        (line,) = filters.plot(lags, before.later[channel], linewidth=2.5, alpha=0.4)
+        filters.plot(lags, after.later[channel], color=line.get_color(), linewidth=1)
         relative = np.sort(error / np.maximum(np.linalg.norm(before.later, axis=1), LEAST_SHOWN))
         errors.semilogy(np.maximum(relative, LEAST_SHOWN), label=f"layer {before.layer}")
     filters.set(xlabel="lag", ylabel="filter", title="Channels of median error: before (wide), after")
@@ -155,20 +185,6 @@ def draw(found: Outcome, path: Path) -> None:
     errors.set(xlabel="channel, by error", ylabel="relative L2 error", title=f"Errors at state size {size}")
     errors.legend(frameon=False)
     figure.savefig(path, dpi=130)
-
-
-def _draw_singular_values(axes: Any, found: Outcome) -> None:
-    for filters, relative in _relative(found):
-        number = np.arange(1, relative.shape[1] + 1)
-        median, largest = np.median(relative, axis=0), relative.max(axis=0)
-        (line,) = axes.semilogy(number, np.maximum(median, LEAST_SHOWN), label=f"layer {filters.layer}")
-        axes.semilogy(number, np.maximum(largest, LEAST_SHOWN), ":", color=line.get_color())
-
-
-def _draw_filter(axes: Any, before: np.ndarray, after: np.ndarray, channel: int) -> None:
-    lags = np.arange(1, before.shape[1] + 1)
-    (line,) = axes.plot(lags, before[channel], linewidth=2.5, alpha=0.4)
-    axes.plot(lags, after[channel], color=line.get_color(), linewidth=1)
 
 
 def _singular_values(found: Outcome) -> Table:
@@ -179,36 +195,6 @@ def _singular_values(found: Outcome) -> Table:
     for filters, relative in _relative(found):
         cells = [f"{np.median(relative[:, n]):.1e} ({relative[:, n].max():.1e})" for n in sizes]
         table.add_row(str(filters.layer), *cells)
-    return table
-
-
-def _losses(found: Outcome) -> Table:
-    table = Table("state size", "filter error", "loss", "increase", "KL", box=None)
-    table.title = "Validation loss and KL(run || distilled), nats per token"
-    table.add_row("the run", "", f"{found.before['loss']:.4f}", "", "")
-    for tried in found.tried:
-        error = max(error.error for error in tried.errors)
-        table.add_row(
-            str(tried.size),
-            f"{error:.2e}",
-            f"{tried.values['loss']:.4f}",
-            f"{found.increase(tried):+.4f}",
-            f"{tried.values['kl']:.2e}",
-        )
-    return table
-
-
-def _filters(found: Outcome) -> Table:
-    table = Table("filter", "error", "at least", "balanced, at most", "worst channel", box=None)
-    table.title = f"Filters at state size {found.last.size}: relative L2 error over all channels"
-    for error in found.last.errors:
-        table.add_row(
-            _name(error.layer, error.filter),
-            f"{error.error:.2e}",
-            f"{error.least:.2e}",
-            f"{error.balanced:.2e}",
-            f"{error.worst_channel} ({error.worst_error:.2e})",
-        )
     return table
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy.special import softmax
 
 from hyena_jax import models
 from hyena_jax.config import MIXER_CONFIGS, Experiment, encode, read_stages, stage_changes
@@ -25,6 +26,7 @@ from hyena_jax.inspect.tracing import Trace, trace
 from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.files import METRICS, read_bytes
 from hyena_jax.system.output import bar
+from hyena_jax.system.trees import n_entries
 from hyena_jax.training import lora, metrics
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.folder import BASE, RunFolder, read_folder
@@ -137,7 +139,7 @@ def piece(tokenizer: Tokenizer, token: int) -> str:
 def scores(example: Example, logits: np.ndarray) -> Scores:
     """How logits [1, L, V] predict the tokens of an example; token 0 of a text is not predicted."""
     nats = np.asarray(cross_entropy(jnp.asarray(logits), jnp.asarray(example.targets)))[0].astype(np.float64)
-    probabilities = np.asarray(probability(logits))[0]
+    probabilities = softmax(np.asarray(logits, np.float64), axis=-1)[0]
     counts = example.weights[0] > 0
     found = Scores(
         np.where(counts, nats, np.nan),
@@ -149,13 +151,6 @@ def scores(example: Example, logits: np.ndarray) -> Scores:
     return Scores(
         *(np.insert(x[:-1], 0, nothing) for x, nothing in zip(found, (np.nan, -1, np.nan), strict=True))
     )
-
-
-def probability(logits: np.ndarray) -> np.ndarray:
-    """softmax of logits [..., V], float64."""
-    wide = np.asarray(logits, np.float64)
-    powers = np.exp(wide - wide.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
 
 
 def content(
@@ -198,7 +193,7 @@ def content(
     else:
         image = json_values.image(shown.inputs[0], experiment.model.patch_size)
         labels = tuple(str(i) for i in range(image["grid"][0] * image["grid"][1]))
-        classes = probability(seen.outputs)
+        classes = softmax(np.asarray(seen.outputs, np.float64), axis=-1)
         classes = classes.mean(1) if classes.ndim == 3 else classes  # one answer for each patch
         body = page.probabilities(classes[0], int(shown.targets[0]))
     return page.Content(
@@ -273,8 +268,7 @@ def _facts(
     """The table at the top of the page; `unit` is of losses, in parentheses, or empty."""
     model = experiment.model
     names = [MIXER_CONFIGS.part_of(type(mixer)).name for mixer in getattr(model, "pattern", ())]
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    facts = [("mixers", ", ".join(names)), ("parameters", f"{count:,}")]
+    facts = [("mixers", ", ".join(names)), ("parameters", f"{n_entries(params):,}")]
     if hasattr(model, "n_layers"):
         size = f"{model.n_layers} layers, width {model.d_model}, at most {model.max_len} positions"
         facts.insert(1, ("size", size))

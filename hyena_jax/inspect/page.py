@@ -64,6 +64,7 @@ def page(content: Content) -> str:
     )
     data = json.dumps(content.data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     title = html.escape(content.title)
+    config = f"<details><summary>config.json</summary><pre>{html.escape(content.config)}</pre></details>"
     sections = [
         _curves(content),
         content.body,
@@ -71,7 +72,7 @@ def page(content: Content) -> str:
         _filters(content),
         _gates(content),
         _activations(content),
-        _config(content),
+        _section("config", "Every setting", "The experiment as the run's folder keeps it.", config),
     ]
     text = f"""<!DOCTYPE html>
 <html lang="en">
@@ -109,14 +110,14 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}"
 
 
-def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), n_texts: int = 1) -> str:
-    """A table; the columns after the first `n_texts` hold numbers."""
+def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+    """A table; the columns after the first hold numbers."""
 
     def row(cells: Sequence[str], kind: str) -> str:
-        marked = (' class="number"' if i >= n_texts else "" for i in range(len(cells)))
-        return "".join(f"<{kind}{m}>{html.escape(c)}</{kind}>" for m, c in zip(marked, cells, strict=True))
+        first, *numbers = map(html.escape, cells)
+        return f"<{kind}>{first}</{kind}>" + "".join(f'<{kind} class="number">{x}</{kind}>' for x in numbers)
 
-    lines = [*([row(header, "th")] if header else []), *(row(cells, "td") for cells in rows)]
+    lines = [row(header, "th"), *(row(cells, "td") for cells in rows)]
     return _scrolled("".join(f"<tr>{line}</tr>" for line in lines))
 
 
@@ -237,7 +238,7 @@ def _filters(content: Content) -> str:
         header = (*header[:3], "effective length before (quartiles)", "after (quartiles)")
         title += ", before and after training"
         compared = f" Grey is the filter before training, {content.start}, and red the trained one."
-    lengths = table(content.lengths, header, n_texts=1)
+    lengths = table(content.lengths, header)
     about = (
         f"A long convolution adds up its past inputs, each times the filter at that lag.{compared}"
         " The effective length is the number of lags, from 0, that hold 95% of a filter's energy; the table"
@@ -295,11 +296,6 @@ def _activations(content: Content) -> str:
     )
     inside = '<div class="pair needs-script"><figure id="activations"></figure></div>'
     return _section("activations-section", "Sizes of activations by layer", about, inside)
-
-
-def _config(content: Content) -> str:
-    inside = f"<details><summary>config.json</summary><pre>{html.escape(content.config)}</pre></details>"
-    return _section("config", "Every setting", "The experiment as the run's folder keeps it.", inside)
 
 
 def picture(matrix: np.ndarray) -> str:

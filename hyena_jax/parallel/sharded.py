@@ -63,7 +63,9 @@ def arrange(config: ParallelConfig, devices: Sequence[jax.Device]) -> np.ndarray
     whole = local % config.sequence == 0 or config.sequence % local == 0
     must = f"a divisor or a multiple of the {local} devices of a process"
     require(whole, "parallel.sequence", config.sequence, must)
-    n_slices = len({slice_of(device) for device in devices})
+    # Elsewhere than on TPUs JAX numbers hosts as slices, whatever connects them.
+    slices = {getattr(each, "slice_index", 0) if each.platform == "tpu" else 0 for each in devices}
+    n_slices = len(slices)
     if n_slices == 1:
         return np.array(devices).reshape(shape)
     of_slice = len(devices) // n_slices
@@ -82,11 +84,6 @@ def arrange(config: ParallelConfig, devices: Sequence[jax.Device]) -> np.ndarray
     must = "such that every process has the same number of rows on these slices"
     require(len(sizes) == 1, "parallel.sequence", config.sequence, must)
     return arranged
-
-
-def slice_of(device: jax.Device) -> int:
-    """The number of a TPU's slice; 0 elsewhere, where JAX numbers hosts so, whatever connects them."""
-    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
 def rows_of_process(mesh: np.ndarray, process: int) -> RowShard:
