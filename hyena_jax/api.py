@@ -69,9 +69,8 @@ class LoadedRun:
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the run. Raises UserError if its data have none."""
-        require(
-            self._has_tokenizer, "workdir", str(self.workdir), "a run on text, or on data with a tokenizer"
-        )
+        must = "a run on text, or on data with a tokenizer"
+        require(self._has_tokenizer, "workdir", str(self.workdir), must)
         return self.folder.encoding
 
     def metrics(self) -> list[dict[str, Any]]:

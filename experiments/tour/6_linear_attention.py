@@ -14,13 +14,13 @@ import math
 import jax
 import numpy as np
 import show
-from loops import simple
+from loops import features, running_sums, simple
 
 from hyena_jax.config import AFTFullConfig, AFTSimpleConfig, FastmaxConfig
 from hyena_jax.mixers import mixer_class, mixer_oracle
 from hyena_jax.ops import fastmax as ops
 from hyena_jax.reference import aft
-from hyena_jax.reference.attention import fastmax, features, running_sums, softmax_attention, standardize
+from hyena_jax.reference.attention import fastmax, softmax_attention, standardize
 
 rng = np.random.default_rng(0)
 LENGTH, WIDTH = 40, 4
@@ -100,8 +100,8 @@ show.lines(curves, x, ("thick",), xlabel="x", ylabel="f(x)", ylim=(-3, 12))
 #   S_t = S_{t-1} + \varphi(k_t)\, v_t^{\top}, \quad z_t = z_{t-1} + \varphi(k_t) .$$
 #
 # [Katharopoulos et al. 2020, section 3.3](https://arxiv.org/abs/2006.16236), and Gerami et al. for this
-# $\varphi$. Oracles: [`features`](../../hyena_jax/reference/attention.py),
-# [`running_sums`](../../hyena_jax/reference/attention.py). Code:
+# $\varphi$. Oracles: [`features`](loops.py),
+# [`running_sums`](loops.py). Code:
 # [`fastmax_causal`](../../hyena_jax/ops/fastmax.py).
 #
 # The brackets moved, nothing else. But where there was a matrix of pairs there is now a recurrence with a

@@ -52,8 +52,7 @@ class Outcome(NamedTuple):
 def cases() -> dict[str, Check]:
     """All cases for the devices, in the order in which they are checked."""
     platform = jax.default_backend()
-    found = dict(operator_cases(platform))
-    found |= dict(training_cases())
+    found = dict(operator_cases(platform)) | dict(training_cases())
     mixers = {name: make() for name, make in MIXER_CONFIGS.items()}
     mixers |= {f"filter: {name}": FIRConfig(filter=make()) for name, make in FILTER_CONFIGS.items()}
     for name, config in mixers.items():

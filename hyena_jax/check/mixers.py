@@ -15,14 +15,7 @@ import numpy as np
 from hyena_jax import models
 from hyena_jax.benchmark import verify
 from hyena_jax.check.facts import Fact, against_oracle, largest
-from hyena_jax.config import (
-    MODEL_CONFIGS,
-    AttentionConfig,
-    MixerConfig,
-    ModelConfig,
-    config_files,
-    load,
-)
+from hyena_jax.config import MODEL_CONFIGS, AttentionConfig, MixerConfig, ModelConfig, config_files, load
 from hyena_jax.mixers import has_state, mixer_class, mixer_oracle
 from hyena_jax.mixers.consistency import check_consistency
 from hyena_jax.ops.forms import Forms
@@ -96,23 +89,14 @@ def small_models() -> dict[str, ModelConfig]:
     """By config, small models of the same blocks, with attention in place of its mixers; equal ones once."""
     found: dict[ModelConfig, str] = {}
     sizes = {"vocab_size": verify.LARGEST_VOCABULARY, "image_size": (8, 8), "channels": 1, "n_classes": 10}
-    sizes |= {
-        "d_model": 32,
-        "max_len": 40,
-        "dtype": "float32",
-        "dropout": 0.0,
-        "remat": "none",
-        "norm_eps": 1e-3,
-    }
+    sizes |= {"d_model": 32, "max_len": 40, "norm_eps": 1e-3}
+    sizes |= {"dtype": "float32", "dropout": 0.0, "remat": "none"}
     for called in (*config_files(), SOFT_CAPPED):
         model = load(called).model
         places = len(getattr(model, "norm_places", (None,)))
         pattern = (AttentionConfig(2, causal=model.pattern[0].causal),) * places
-        changes = {
-            "d_ff": None if model.ffn == "none" else 48,
-            "pattern": pattern,
-            "n_layers": max(2, places),
-        }
+        d_ff = None if model.ffn == "none" else 48
+        changes = {"d_ff": d_ff, "pattern": pattern, "n_layers": max(2, places)}
         names = {field.name for field in fields(model)}
         known = {name: value for name, value in sizes.items() if name in names}
         found.setdefault(replace(model, **changes, **known), called)
@@ -122,11 +106,8 @@ def small_models() -> dict[str, ModelConfig]:
 def check_model(config: ModelConfig) -> Iterator[Fact]:
     """Logits and gradients beside the oracle, and decoding."""
     attention = config.pattern[0]
-    oracle, of_mixer, model = (
-        MODEL_CONFIGS.oracle(type(config)),
-        mixer_oracle(attention),
-        models.build(config),
-    )
+    oracle, of_mixer = MODEL_CONFIGS.oracle(type(config)), mixer_oracle(attention)
+    model = models.build(config)
     inputs = verify.random_inputs(config, 2, 33)
     params = verify.random_params(model, inputs)
     mixers = [lambda params, x: of_mixer(params, x, LENGTH)] * len(config.pattern)

@@ -54,12 +54,8 @@ def operator_cases(platform: str) -> Iterator[tuple[str, Check]]:
         for reverse in (False, True):
             name = form.__name__ + " in reverse" * reverse
             ours = partial(linear_recurrence, reverse=reverse, method=method)
-            yield (
-                name,
-                partial(
-                    against_oracle, ours, partial(exact_recurrence, reverse=reverse), rows, not is_kernel
-                ),
-            )
+            exact = partial(exact_recurrence, reverse=reverse)
+            yield name, partial(against_oracle, ours, exact, rows, not is_kernel)
 
     for by_channel in (False, True):
         given = _delta_rule_arrays(rng, by_channel)

@@ -73,13 +73,9 @@ class Check(Command):
                 found.append(outcome)
                 advance()
                 if self.output is not None:
-                    about = {
-                        "machine": describe_machine(),
-                        "versions": describe_versions(),
-                        "bounds": BOUNDS,
-                        "of": len(chosen),
-                    }
-                    text = json.dumps({**about, "cases": [one.to_json() for one in found]}, indent=1)
+                    about = {"machine": describe_machine(), "versions": describe_versions(), "bounds": BOUNDS}
+                    done = {"of": len(chosen), "cases": [one.to_json() for one in found]}
+                    text = json.dumps({**about, **done}, indent=1)
                     write_text(self.output / FILE, text + "\n")
 
         table = Table("case", *(f"{what}\n{bound:g}" for what, bound in BOUNDS.items()), "seconds", box=None)

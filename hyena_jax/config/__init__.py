@@ -125,13 +125,3 @@ from hyena_jax.config.training import (
     TrainingConfig,
     WandbConfig,
 )
-
-_ERRORS = "UserError", "choose", "describe_fault", "require"
-_FILES = "memory_size", "open_input", "open_safetensors", "parse_json", "read_bytes", "read_json"
-_MOVED = {**dict.fromkeys(_ERRORS, "errors"), **dict.fromkeys(_FILES, "files")}
-
-
-def __getattr__(name: str) -> None:
-    if name in _MOVED:
-        raise ImportError(f"hyena_jax.config.{name} is hyena_jax.system.{_MOVED[name]}.{name} now")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -182,9 +182,8 @@ class Dataset:
         try:
             ids = encode_start(self.tokenizer, text)
         except UserError as error:
-            raise UserError(
-                f"logging.sample_prompt {text!r}: {error}; None continues held-out data"
-            ) from error
+            what = f"logging.sample_prompt {text!r}: {error}; None continues held-out data"
+            raise UserError(what) from error
         require(len(ids) > 0, "logging.sample_prompt", text, "at least one token long")
         return ids
 
@@ -248,9 +247,8 @@ class Normalization:
         """The inverse of `to_json`; UserError for other values."""
         try:
             mean, std = float(values["mean"]), float(values["std"])
-            require(
-                np.isfinite(mean) and 0 < std < np.inf, "mean and std", (mean, std), "finite, std above 0"
-            )
+            fits = np.isfinite(mean) and 0 < std < np.inf
+            require(fits, "mean and std", (mean, std), "finite, std above 0")
             return cls(mean, std)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(

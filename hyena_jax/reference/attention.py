@@ -111,37 +111,6 @@ def fastmax(
     return o
 
 
-def features(x: np.ndarray, p: int) -> np.ndarray:
-    """phi(x) [M] of x [d] with phi(q) . phi(k) = f(q . k): M = 1 + d + d^2 + .. + d^p.
-
-    For each degree l all products of l entries, divided by sqrt(l!). (Products of the same entries in another
-    order are equal; `hyena_jax.ops.fastmax` keeps one of them, which gives C(d+p, p) features.)
-    """
-    parts, products = [], np.ones(1)
-    for degree in range(p + 1):
-        parts.append(products / np.sqrt(factorial(degree)))
-        products = np.outer(products, x).ravel()
-    return np.concatenate(parts)
-
-
-def running_sums(q: np.ndarray, k: np.ndarray, v: np.ndarray, p: int) -> np.ndarray:
-    """The causal `fastmax` of one head, q, k, v [L, d], with a state of fixed size: no weight is computed.
-
-    o_t = phi(q_t) S_t / phi(q_t) . z_t, S_t = sum_{s<=t} phi(k_s) v_s^T, z_t = sum_{s<=t} phi(k_s).
-    """
-    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
-    n_features = len(features(q[0], p))
-    sums, normaliser = np.zeros((n_features, v.shape[1])), np.zeros(n_features)
-    o = np.zeros_like(v)
-    for t in range(len(q)):
-        key = features(k[t], p)
-        sums += np.outer(key, v[t])
-        normaliser += key
-        query = features(q[t], p)
-        o[t] = query @ sums / (query @ normaliser)
-    return o
-
-
 def standardize(x: np.ndarray, eps: float) -> np.ndarray:
     """Each token's channels [..., d] with mean 0 and variance 1."""
     centred = x - x.mean(axis=-1, keepdims=True)

@@ -134,9 +134,8 @@ def read_runs(folders: str | Path | Sequence[str | Path]) -> tuple[list[Run], li
             experiment, rows = config.read_run(workdir), read_rows(workdir / METRICS)
             runs.append(Run(workdir, experiment, rows, config.read_stages(workdir, experiment)))
         evaluated = [run for run in runs if run.metrics]
-        require(
-            len(evaluated) > 0, "DIR", str(folder), "a run with at least one evaluation, or with such runs"
-        )
+        must = "a run with at least one evaluation, or with such runs"
+        require(len(evaluated) > 0, "DIR", str(folder), must)
         left_out += [run.name for run in runs if not run.metrics]
         found |= {run.workdir.resolve(): run for run in evaluated}
     return list(found.values()), left_out

@@ -96,9 +96,8 @@ def check_run(
     _refuse_inside_text(workdir, experiment.data)
     if not is_run:
         if workdir.is_dir() and not all(map(_is_unfinished, workdir.iterdir())):
-            raise UserError(
-                f"must be empty or a run's folder, but {str(workdir)!r} holds other files", "workdir"
-            )
+            found = f"must be empty or a run's folder, but {str(workdir)!r} holds other files"
+            raise UserError(found, "workdir")
         return None
     run = read_folder(workdir)
     differences, faults, offer = config.identity_differences(experiment, run.experiment), [], ""
@@ -111,10 +110,8 @@ def check_run(
         elif can_continue:
             offer = f"{flag} continues it with the new values; "
     if differences:
-        quoted = shlex.quote(str(workdir))
-        new = (
-            f"hyena-jax train {shlex.quote(str(workdir / 'config.json'))} --workdir NEW --init-from {quoted}"
-        )
+        kept, quoted = shlex.quote(str(workdir / "config.json")), shlex.quote(str(workdir))
+        new = f"hyena-jax train {kept} --workdir NEW --init-from {quoted}"
         faults.append(
             f"workdir {str(workdir)!r} holds a different experiment: {'; '.join(differences)}"
             f" ({offer}a new run may start from its parameters: {new}, with your flags)"

@@ -93,9 +93,8 @@ class LiveRun:
     def rows(self) -> "grain.MapDataset[Batch] | Stream":
         """The batches of the training data, of this process's rows; an iterator's, after those of `start`."""
         setup, experiment = self.setup, self.setup.experiment
-        rows = setup.data.train_batches(
-            experiment.data.batch_size, experiment.seed, *setup.strategy.row_shard
-        )
+        rows_of = experiment.data.batch_size, experiment.seed, *setup.strategy.row_shard
+        rows = setup.data.train_batches(*rows_of)
         if isinstance(rows, Stream) and self.start > 0:
             rows.restore(self.meta.data_state)
         return rows

@@ -43,9 +43,9 @@ def test_features(p):
     rng = np.random.default_rng(p)
     q, k = rng.normal(size=(2, 3))
     f = 1 + q @ k + (p >= 2) * (q @ k) ** 2 / 2 + (p >= 3) * (q @ k) ** 3 / 6
-    phi = attention.features(q, p)
+    phi = loops.features(q, p)
     assert phi.shape == (sum(3**degree for degree in range(p + 1)),)
-    assert_close(np.array([phi @ attention.features(k, p)]), [f])
+    assert_close(np.array([phi @ loops.features(k, p)]), [f])
     fewer = ops.features(np.float32(q), p) @ ops.features(np.float32(k), p)
     assert_close(fewer, f)
 
@@ -54,7 +54,7 @@ def test_running_sums_of_fastmax():
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(3, 11, 4))
     o = attention.fastmax(*(x[None, :, None] for x in (q, k, v)), 2, np.zeros((1, 11)), True, 0.0)
-    assert_close(attention.running_sums(q, k, v, 2), o[0, :, 0])
+    assert_close(loops.running_sums(q, k, v, 2), o[0, :, 0])
 
 
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
