@@ -149,7 +149,6 @@ def test_the_public_names_need_nothing_heavy():
     [
         ("import hyena_jax.errors", "hyena_jax.system.errors"),
         ("from hyena_jax.comparison.compare import compare", "hyena_jax.sweeps"),
-        ("from hyena_jax.config import require", "hyena_jax.system.errors.require"),
         ("from hyena_jax import layout", "hyena_jax.ops.forms"),
     ],
 )
