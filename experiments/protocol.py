@@ -1,14 +1,14 @@
 """How the runs of a study are made: rates are searched first, and longer runs show whether training ended.
 
-1. Search: at a quarter of the steps, on rows and a seed of its own, at least three learning rates around the
-   mixer's own, half a decade apart; more on a side while the best is the outermost there. The best has the
-   lowest loss, which falls long before a first answer is right; of several that solve the task, it is the
-   nearest to the mixer's own. (Searches whose results keep `values` of the metric took the highest of them.)
+1. Search: at a quarter of the steps or at all of them (`Study.search_part`), on rows and a seed of its own,
+   at least three learning rates around the mixer's own, half a decade apart; more on a side while the best is
+   the outermost there. The best has the lowest loss, which falls long before a first answer is right; of
+   several that solve the task, it is the nearest to the mixer's own. (Searches whose results keep `values` of
+   the metric took the highest of them.)
 2. Report: every run of the study at the best rate of its mixer.
-3. Longer: of a group that has not solved its task the run with the median value is trained once more, with
-   twice the steps and a schedule of that length. Only if this neither solves the task nor raises the value by
-   `ENOUGH` is the group finished: a schedule that falls to 0 flattens the end of any curve, and recall may
-   begin suddenly.
+3. Longer: of a group that should be below another and has not solved its task, the run with the median value
+   is trained once more, with twice the steps and a schedule of that length; not where the search took all of
+   the steps.
 """
 
 import dataclasses
@@ -38,11 +38,7 @@ from hyena_jax.system.signals import Interrupted, raising
 HALF_DECADE = 10**0.5
 SEARCH_SEED = 1000
 """The seed of the runs that search a rate, and of the rows that they are evaluated on."""
-SEARCH_PART = 4
-"""A search takes this part of the steps: one in so many."""
 MAX_RATES = 5
-ENOUGH = 0.02
-"""Less gain than this from twice the rows ends a group's training."""
 N_LOSSES = 20
 """The first losses of a run, which a later version of the code must repeat."""
 
@@ -88,7 +84,8 @@ def measure(
     first = {group: name for group, name in first_of_all.items() if group in groups}
     searched = {study.searched_at(group) for group in first}
     bases = {group: study.runs[name] for group, name in first_of_all.items() if group in searched}
-    searching = {group: _searching(base) for group, base in bases.items() if group not in known}
+    new = {group: base for group, base in bases.items() if group not in known}
+    searching = {group: _searching(base, study.search_part) for group, base in new.items()}
 
     def loss_of(values: Mapping[str, float]) -> float:
         return 0.0 if values[study.metric] >= study.solved else values["loss"]
@@ -105,7 +102,8 @@ def measure(
     outcomes = trained(runs, workdir / "runs", jobs)
     values = {name: outcome.values[study.metric] for name, outcome in outcomes.items()}
     by_group = {group: {n: v for n, v in values.items() if without_seed(n) == group} for group in first}
-    medians = {median_run(found): group for group, found in by_group.items()}
+    below = {group for _, lower in study.above for group in lower if study.search_part > 1}
+    medians = {median_run(found): group for group, found in by_group.items() if group in below}
     unsolved = {name: group for name, group in medians.items() if values[name] < study.solved}
     longer = {group: shortened_by(runs[name], 1 / 2) for name, group in unsolved.items()}
     longer_outcomes = trained(longer, workdir / "longer", jobs)
@@ -198,9 +196,9 @@ def next_rate(losses: Mapping[float, float | None], own: float) -> float | None:
     return float(f"{best * (HALF_DECADE if best == rates[-1] else 1 / HALF_DECADE):.2g}")
 
 
-def _searching(base: Experiment) -> Experiment:
+def _searching(base: Experiment, part: int) -> Experiment:
     data = dataclasses.replace(base.data, test_seed=SEARCH_SEED)
-    return shortened_by(dataclasses.replace(base, seed=SEARCH_SEED, data=data), SEARCH_PART)
+    return shortened_by(dataclasses.replace(base, seed=SEARCH_SEED, data=data), part)
 
 
 def with_rate(run: Experiment, rate: float) -> Experiment:

@@ -53,6 +53,8 @@ class Study:
     title: str
     source: str
     """Paper, with the table or figure."""
+    message: str
+    """What came out, in one sentence without a full stop: the first of the page, and the figure's title."""
     claim: str
     """What the source says, and what is measured here instead, in Markdown."""
     runs: Mapping[str, Experiment]
@@ -62,6 +64,8 @@ class Study:
     """A run with at least this value has solved its task."""
     paper_rows: str = ""
     """The rows that the source trains on, in words; empty if it does not say."""
+    search_part: int = 4
+    """Rates are searched at this part of the steps, one in so many."""
     searched_at: Callable[[str], str] = str
     """The group at whose settings a group's learning rate is searched; by default its own."""
     published: Mapping[str, float] = field(default_factory=dict)
@@ -77,9 +81,15 @@ class Study:
     evaluated: str = "rows of the training length"
     """The rows of the evaluation during training, from which median, range and solved runs are taken."""
     x: str | None = None
-    """The setting on the horizontal axis, or `state` or `length`; None draws a bar for each group."""
+    """The setting on the horizontal axis, or `length`; None draws a bar for each group."""
+    drawn: Collection[str] = ()
+    """The lines of the figure, at most seven, by their labels; empty for all."""
+    shown: Sequence[str] = ()
+    """The groups of the page's table, at most ten; empty for the first of all."""
     findings: str = ""
-    """What came out, in Markdown: the reasons, not the numbers of the table."""
+    """What more came out, in a few sentences of Markdown: the reasons, not the numbers of the table."""
+    limits: str = ""
+    """What the study does not show, in at most three sentences."""
     paper: Mapping[str, Any] = field(default_factory=dict)
     """The fields that differ at the setting of the source; empty where it does not give that in full.
 
@@ -95,7 +105,7 @@ class Study:
         allowed = f"here: the source of {self.folder.name} does not give its setting in full"
         require(bool(self.paper), "scale", "paper", allowed)
         title = f"{self.title}, at the setting of the source"
-        own = {"title": title, "searched_at": str, "findings": ""}
+        own = {"title": title, "searched_at": str, "shown": (), "drawn": (), "findings": "", "limits": ""}
         changed = {**own, **self.paper, "runs": self.paper["runs"]()}
         return dataclasses.replace(self, **changed, paper={}, folder=self.folder / "paper")
 

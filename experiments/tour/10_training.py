@@ -229,10 +229,9 @@ for ax, title, curves in ((left, "associative recall", of_recall), (right, "MQAR
 # the gates of two narrow layers do not make up for that here. The gated delta rule ([notebook
 # 7](7_matrix_memories.ipynb)) writes a value at its key, and needs the fewest steps of all.
 #
-# These are single runs at one width and one learning rate, and no verdict: trained three times as long,
-# attention learns associative recall too ([two seeds of three](../recall_by_mixer/README.md)), and Hyena
-# recalls more at MQAR [when it is wider](../mqar_state/README.md). Those pages have several seeds, and what
-# the papers report.
+# These are single runs at one width and one learning rate, and no verdict. With several seeds and searched
+# rates, [one study](../recall_by_mixer/README.md) asks which mixers recall one pair among 20 or 30 symbols,
+# and [another](../recall/README.md) how many pairs one block keeps.
 #
 # ## Where to go from here
 #
