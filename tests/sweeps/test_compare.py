@@ -19,6 +19,7 @@ from hyena_jax.config import (
     TextConfig,
 )
 from hyena_jax.data.tokenizers import BytesTokenizer
+from hyena_jax.sweeps import figure
 from hyena_jax.sweeps.compare import summarise, text_table
 from hyena_jax.sweeps.figure import draw_curves, in_legend
 from hyena_jax.sweeps.runs import group, read_runs
@@ -256,12 +257,16 @@ def test_the_range_of_values_that_are_not_all_finite_is_not_known(tmp_path):
     assert not in_legend("_mixer").startswith("_")
 
 
-def test_no_folders_and_too_many_groups_are_refused(tmp_path):
+def test_no_folders_and_too_many_groups_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="DIR must be at least one folder"):
         hyena_jax.compare([])
-    for i in range(65):
+    assert figure.MAX_DRAWN == 64
+    monkeypatch.setattr(figure, "MAX_DRAWN", 2)  # each group's model is traced
+    for i in range(3):
         write_run(tmp_path / "runs" / f"max_len={i}", experiment(AttentionConfig(2), max_len=16 + i), (0.5,))
-    with pytest.raises(UserError, match="the groups of a figure must be at most 64: .*, got 65"):
+        if i == 1:
+            hyena_jax.compare(tmp_path / "runs", output=tmp_path / "two.png")
+    with pytest.raises(UserError, match="the groups of a figure must be at most 2: .*, got 3"):
         hyena_jax.compare(tmp_path / "runs", output=tmp_path / "figure.png")
 
 
