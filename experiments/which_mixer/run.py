@@ -178,7 +178,7 @@ def page() -> str:
                 f"[parity at 256 tokens {parity['model=hawk_gate'].median(256):.2f}, Hawk"
                 f" {parity['model=hawk'].median(256):.2f}](../state_tracking/README.md); [permutations"
                 f" {words['model=delta_product'].median(64):.2f}](../word_problems/README.md)",
-                "two factors take twice the delta rule's time",
+                "two factors are two updates a token",
             ],
         ),
         (
