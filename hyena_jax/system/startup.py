@@ -45,13 +45,15 @@ CHOOSE_DEVICES = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "CUDA_VIS
 def quiet_libraries() -> None:
     """Silences the start-up messages of libraries, which would bury ours; the user's own setting wins.
 
-    Orbax, asyncio and gcsfs also log, with a traceback, the errors that Orbax raises.
+    Orbax, asyncio and gcsfs also log, with a traceback, the errors that Orbax raises; what Orbax had still to
+    write when the disk was full is a coroutine that Python warns of at its end.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # what a program that imports JAX passes on
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["MPLBACKEND"] = "agg"  # figures are only written to files
     for name in ("absl", "asyncio", "gcsfs"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
 
 def start_jax(note: Callable[[str], None]) -> None:
