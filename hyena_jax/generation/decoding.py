@@ -169,17 +169,18 @@ def _chunks(
     n_prompts, left = len(prefilled.read), request.n_tokens
     sampling = SamplingConfig(request.rule, request.n_symbols, request.lazy)
     rows = SamplingInputs(
-        jnp.tile(jnp.arange(request.n_samples, dtype=jnp.uint32) + np.uint32(request.seed), n_prompts),
-        jnp.asarray(request.stop_tokens, jnp.int32),
+        np.tile(np.arange(request.n_samples, dtype=np.uint32) + np.uint32(request.seed), n_prompts),
+        np.asarray(request.stop_tokens, np.int32),
     )
     known = [row for row in prefilled.read for _ in range(request.n_samples)]
     state, logits = programs.repeat_rows((prefilled.state, prefilled.logits), request.n_samples)
-    room, unread = prefilled.room, Cursor(None, None, jnp.zeros((), jnp.int32), jnp.zeros(len(known), bool))
+    room, n_steps, count = prefilled.room, 0, 1
+    cursor = Cursor(state, np.zeros(len(known), np.int32), np.int32(0), np.zeros(len(known), bool))
     watches = [] if request.stop_texts is None else [request.stop_texts.watch(row) for row in known]
-    n_steps = 0
-    cursor, chunk = programs.first_token(sampling, rows, unread._replace(state=state), logits)
+    cursor, chunk = programs.first_token(sampling, rows, cursor, logits)
     while True:
         chunk, stopped = jax.device_get((chunk, cursor.stopped))
+        chunk = Chunk(*(array[:, :count] for array in chunk))
         if watches:
             chunk, stopped = cut(chunk, stopped, watches)
             cursor = cursor._replace(stopped=jnp.asarray(stopped))
@@ -191,15 +192,13 @@ def _chunks(
         if room is not None and n_steps == room:
             known = [row[-max(1, model.config.max_len // 2) :] for row in known]
             again = prefill(model, params, known)
-            room, n_steps = again.room, 0
-            cursor, chunk = programs.first_token(
-                sampling, rows, cursor._replace(state=again.state), again.logits
-            )
+            room, n_steps, count = again.room, 0, 1
+            cursor = cursor._replace(state=again.state)
+            cursor, chunk = programs.first_token(sampling, rows, cursor, again.logits)
             continue
         count = min(TILE - n_steps % TILE, left)
         count = count if room is None else min(count, room - n_steps)
         cursor, chunk = programs.next_tokens(model, sampling, params, rows, cursor, count)
-        chunk = Chunk(*(array[:, :count] for array in chunk))
         n_steps += count
         if due_size(n_steps) and has_tiles(cursor.state):
             cursor = cursor._replace(state=programs.end_tile(cursor.state, due_size(n_steps)))

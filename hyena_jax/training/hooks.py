@@ -106,8 +106,8 @@ class LiveRun:
 
     @cached_property
     def schedule(self) -> optax.Schedule:
-        """The learning rate of each step."""
-        return make_schedule(self.setup.experiment.optimizer, self.setup.experiment.training.steps)
+        """The learning rate of each step, one program."""
+        return jax.jit(make_schedule(self.setup.experiment.optimizer, self.setup.experiment.training.steps))
 
     @cached_property
     def save(self) -> "Save":

@@ -75,10 +75,10 @@ def _drawing(model: nn.Module, parts: tuple) -> Callable[[jax.Array], optax.Para
 
 
 def init_state(params: optax.Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step."""
-    return TrainState(
-        jnp.zeros((), jnp.int32), params, optimizer.init(params), jnp.full((), FINITE, jnp.int32)
-    )
+    """The state before the first step; one program makes what is not given."""
+    rest = jax.jit(lambda given: (jnp.int32(0), optimizer.init(given), jnp.int32(FINITE)))
+    step, opt_state, bad_step = rest(params)
+    return TrainState(step, params, opt_state, bad_step)
 
 
 def make_train_step(
