@@ -1,5 +1,6 @@
 """The commands as typed by a user; wrong input ends with one line and exit code 2."""
 
+import html
 import json
 import resource
 import shutil
@@ -133,11 +134,13 @@ def test_show(workdir, root, tmp_path, capsys):
     assert [layer["name"] for layer in data["layers"]] == ["layer 1: hyena"]
     assert data["layers"][0]["besideTitle"].startswith("softmax attention")
     assert len(data["filters"]) == 1
-    assert data["charts"].keys() == {"curve-loss", "curve-accuracy", "activations"}
+    measured = {"curve-loss", "curve-accuracy", "curve-learning_rate", "curve-grad_norm"}
+    assert data["charts"].keys() == {*measured, "activations"}
+    assert html.escape((workdir / "sample.txt").read_text()) in page.read_text()
     assert run("show", workdir, "--max-tokens", 3, "--index", 1, "--beside", root / "run") == 0
     data = page_data(workdir / "show.html")
     assert len(data["labels"]) == 3
-    assert data["layers"][0]["besideTitle"] == "run run, hyena: mixing matrix"
+    assert data["layers"][0]["besideTitle"] == "run run, layer 1, hyena: mixing matrix"
     assert data["layers"][0]["views"] == data["layers"][0]["beside"]
     before = {path: path.read_bytes() for path in (page, workdir / "show.html")}
     (tmp_path / "latin").write_bytes(b"caf\xe9")

@@ -35,8 +35,8 @@ class ShowRun(OfRun):
     max_tokens: Annotated[int, Between(1, MAX_TOKENS)] = MAX_TOKENS
     """Most tokens of a text, up to 512 and the model's longest sequence."""
     beside: Path | Location | None = None
-    """Folder of another run on the same kind of data, such as one of attention: its mixing matrices are shown
-    next to this run's, in place of attention without parameters."""
+    """Folder of another run on the same kind of data, such as one of attention: its curves, sample and mixing
+    matrices are shown next to this run's, in place of attention without parameters."""
     output: Path | None = None
     """New HTML file; by default show.html in the run's folder, where it replaces an earlier one."""
 

@@ -178,18 +178,21 @@ def content(
         filters = json_values.filters(before, after)
         gates = json_values.recurrences(before, after)
         advance()
-    rows = metrics.read_rows(workdir / METRICS)
+    runs = {"": workdir} if other is None else {"": workdir, other.name: other.workdir}
+    rows_of = {name and f", {name}": metrics.read_rows(folder / METRICS) for name, folder in runs.items()}
     stages = read_stages(workdir, experiment)
     changes = [(f"from step {step} on", "; ".join(lines)) for step, lines in stage_changes(stages).items()]
     unit = "" if not experiment.loss.in_nats else " (nats per token)" if shown.labels else " (nats)"
     titles = {"loss": f"loss{unit}", "accuracy": "accuracy (share guessed right)"}
-    charts = {f"curve-{name}": json_values.curves(rows, name, title) for name, title in titles.items()}
+    titles |= {"learning_rate": "learning rate", "grad_norm": "norm of the gradient, before clipping"}
+    charts = {f"curve-{name}": json_values.curves(rows_of, name, title) for name, title in titles.items()}
     charts["activations"] = json_values.activations(seen)
     image = None
     if shown.labels:
         found, labels = scores(shown, seen.outputs), shown.labels
         guesses = [_symbol(folder.encoding, token) for token in found.guess]
         body = page.losses(labels, found.nats, guesses, found.probability)
+        body += page.samples({of: text for of, folder in runs.items() if (text := _sample(folder))})
     else:
         image = json_values.image(shown.inputs[0], experiment.model.patch_size)
         labels = tuple(str(i) for i in range(image["grid"][0] * image["grid"][1]))
@@ -198,7 +201,7 @@ def content(
         body = page.probabilities(classes[0], int(shown.targets[0]))
     return page.Content(
         title=f"{workdir.resolve().name}, step {number}",
-        facts=_facts(experiment, rows, params, shown, unit) + changes,
+        facts=_facts(experiment, rows_of[""], params, shown, unit) + changes,
         config=json.dumps(encode(experiment), indent=2),
         body=body,
         thumbnails=[(layer["name"], matrix) for layer, matrix in mixing],
@@ -213,6 +216,12 @@ def content(
             "image": image,
         },
     )
+
+
+def _sample(workdir: Path) -> str:
+    """What a run wrote at its end; nothing if it did not end, or not with a text."""
+    path = workdir / "sample.txt"
+    return decoded("sample", read_bytes("sample", path, MAX_BYTES), repr(str(path))) if path.exists() else ""
 
 
 def _start(
@@ -259,7 +268,7 @@ def _beside(
         ours, theirs = ({layer.inputs.shape[1] for layer in one.layers} for one in (seen, its))
         must = f"a run whose mixers read {max(ours)} positions, as this run's"
         require(ours == theirs, "beside", str(workdir), must)
-    return json_values.Other(f"run {workdir.resolve().name}", its, params)
+    return json_values.Other(f"run {workdir.resolve().name}", workdir, its, params)
 
 
 def _facts(

@@ -4,8 +4,9 @@ Axes: L tokens or patches, D channels, N filters or matrices, k singular values.
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -104,9 +105,10 @@ def layer_name(index: int, layer: Layer) -> str:
 
 
 class Other(NamedTuple):
-    """Another run at work on the same input: its name, trace and parameters."""
+    """Another run at work on the same input: its name, folder, trace and parameters."""
 
     name: str
+    workdir: Path
     seen: Trace
     params: optax.Params
 
@@ -129,9 +131,10 @@ def matrices(
         layer = seen.layers[i]
         own, aside = mixed(layer, layer.own(params), n_heads), plain(layer)
         if other is not None:
-            its = other.seen.layers[min(i, len(other.seen.layers) - 1)]
+            j = i * len(other.seen.layers) // len(seen.layers)  # as deep in its model
+            its = other.seen.layers[j]
             aside = mixed(its, its.own(other.params), n_heads)
-            aside = aside._replace(title=f"{other.name}, {aside.title}")
+            aside = aside._replace(title=f"{other.name}, layer {j + 1}, {aside.title}")
         values = {
             "name": layer_name(i, layer),
             "title": own.title,
@@ -265,13 +268,15 @@ def activations(seen: Trace) -> Json | None:
     }
 
 
-def curves(rows: Sequence[Json], name: str, label: str) -> Json | None:
-    """A chart of a metric against the step, from the rows of `metrics.jsonl`; None if it was not measured."""
+def curves(rows_of: Mapping[str, Sequence[Json]], name: str, label: str) -> Json | None:
+    """A chart of a metric against the step; None if it was not measured.
+
+    `rows_of` has the rows of `metrics.jsonl` of this run, as "", and perhaps of another, as ", NAME".
+    """
     series = []
-    for part, title, colour in (
-        ("train", "training, single batches", "before"),
-        ("validation", "validation", "after"),
-    ):
+    parts = (("train", "training, single batches"), ("validation", "validation"))
+    lines = [(rows, part, title + run) for run, rows in rows_of.items() for part, title in parts]
+    for (rows, part, title), colour in zip(lines, ("before", "after", "third", "fourth"), strict=False):
         points = [(row["step"], row.get(f"{part}/{name}")) for row in rows]
         points = [(step, value) for step, value in points if value is not None]
         if points:

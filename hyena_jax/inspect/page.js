@@ -87,8 +87,8 @@ function chart(host, spec) {
     if (!s.dots) element("path", { d: path, class: s.colour }, svg);
     if (s.dots || points[i].length < 40) for (const [x, y] of points[i]) element("circle", { cx: px(x), cy: py(y), r: 2.6, class: s.colour }, svg);
     const text = element("text", { x: at, y: 16, class: s.colour }, svg);
-    text.textContent = s.name;
-    at += 14 + 6.6 * s.name.length;
+    text.textContent = s.name.length > 30 ? `${s.name.slice(0, 29)}…` : s.name;
+    at += 14 + 6.6 * text.textContent.length;
   });
   const rule = element("line", { y1: top, y2: H - bottom, class: "zero", visibility: "hidden" }, svg);
   const readout = document.createElement("p");
@@ -127,6 +127,25 @@ const named = (i) => (data.image ? `patch ${i + 1} (row ${Math.floor(i / data.im
 // In a mixing matrix, black stands for at least this part of a row's diagonal.
 const FAINT = 0.01;
 
+// The tokens (or numbers of patches) to the left of a matrix and below it, as many as can be read.
+function axes(canvas) {
+  const frame = document.createElement("div"), n = data.labels.length, step = Math.ceil(n / 40);
+  frame.className = "matrix";
+  canvas.replaceWith(frame);
+  const [down, across] = ["down", "across"].map((name) => {
+    const strip = document.createElement("div");
+    strip.className = name;
+    for (let i = 0; i < n; i += step) {
+      const span = document.createElement("span");
+      span.textContent = data.image ? i + 1 : quoted(data.labels[i]);
+      span.style[name === "down" ? "top" : "left"] = `${(100 * (i + 0.5)) / n}%`;
+      strip.appendChild(span);
+    }
+    return strip;
+  });
+  frame.append(down, canvas, across);
+}
+
 // The mixing matrices: two canvases and the text (or the image) shaded by one row.
 function mixingSection() {
   if (!data.layers.length) return;
@@ -135,6 +154,7 @@ function mixingSection() {
   const strip = byId("mix-strip");
   const state = { row: Math.floor(data.labels.length * 0.6), column: null, shown: [null, null], side: 0 };
   fill(layerSelect, data.layers.map((layer) => layer.name));
+  canvases.forEach(axes);
   const largest = (row) => row.reduce((m, v) => Math.max(m, Math.abs(v)), 0);
 
   function views() {

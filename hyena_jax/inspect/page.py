@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,6 +169,16 @@ def losses(labels: Sequence[str], nats: np.ndarray, guesses: Sequence[str], prob
     return _section("losses", "The loss of each token", about, inside)
 
 
+def samples(texts: Mapping[str, str]) -> str:
+    """What runs, by name, wrote when their training ended."""
+    inside = "".join(
+        f'<h3>{html.escape(name)}</h3><div class="text">{html.escape(text)}</div>'
+        for name, text in texts.items()
+    )
+    about = "The prompt and its continuation, drawn from the model's probabilities at the end of training."
+    return _section("samples", "What it writes", about, inside) if inside else ""
+
+
 def probabilities(values: np.ndarray, label: int | None) -> str:
     """The probability of each class as bars; `label` is the true class."""
     order = np.argsort(-values)[:BARS]
@@ -216,7 +226,7 @@ def _mixing(content: Content) -> str:
 The diagonal, what a {unit} takes from itself, is often by far the largest and is left out (pale blue); a row
 whose other weights are below 1% of it stays pale. Move over a matrix to choose a row; arrow keys work,
 too.</p>
-<div class="pair">
+<div class="pair matrices">
 <figure><h3 id="mix-own-title"></h3><canvas id="mix-own" tabindex="0"></canvas>
 <p class="readout" id="mix-own-readout"></p></figure>
 <figure><h3 id="mix-other-title"></h3><canvas id="mix-other" tabindex="0"></canvas>

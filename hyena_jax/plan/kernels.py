@@ -142,15 +142,11 @@ def _count(
             case _:
                 work = _work(eqn, times.sum())
                 if name in ELEMENTWISE and all(x is not None for x in inputs):
-                    results = [_evaluate(eqn, inputs)]
+                    bind, params = eqn.primitive.bind, eqn.params  # at each point of the grid
+                    results = [np.asarray(jax.vmap(lambda *x, b=bind, p=params: b(*x, **p))(*inputs))]
         total = total.plus(work)
         values.update(zip(eqn.outvars, results, strict=True))
     return total, [known(v) for v in jaxpr.outvars]
-
-
-def _evaluate(eqn: core.JaxprEqn, inputs: list[np.ndarray]) -> np.ndarray:
-    """The result of a scalar operation at every point of the grid."""
-    return np.asarray(jax.vmap(lambda *args: eqn.primitive.bind(*args, **eqn.params))(*inputs))
 
 
 def _trips(params: dict[str, Any], inputs: list[Known]) -> np.ndarray:

@@ -45,8 +45,7 @@ CHOOSE_DEVICES = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "CUDA_VIS
 def quiet_libraries() -> None:
     """Silences the start-up messages of libraries, which would bury ours; the user's own setting wins.
 
-    Orbax, asyncio and gcsfs also log, with a traceback, the errors that Orbax raises; what Orbax had still to
-    write when the disk was full is a coroutine that Python warns of at its end.
+    Orbax, asyncio and gcsfs also log the errors that Orbax raises; Python warns of writes that did not begin.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # what a program that imports JAX passes on
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

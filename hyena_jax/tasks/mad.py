@@ -302,21 +302,6 @@ def _recall_chance(config: MadRecallConfig) -> float:
     return 1 / (config.n_plain - config.n_plain // 2)
 
 
-def _fuzzy_chance(config: MadFuzzyRecallConfig) -> float:
-    """Any id of the values."""
-    return 1 / (config.vocab_size - 1 - (config.vocab_size - 1) // 2)
-
-
-def _compression_chance(config: MadCompressionConfig) -> float:
-    """Any id where data stand; the last id is known."""
-    return ((config.seq_len - 1) / (config.vocab_size - 1) + 1) / config.seq_len
-
-
-def _memorisation_chance(config: MadMemorisationConfig) -> float:
-    """Any of the values of the map."""
-    return 1 / len(value_of_key(config.vocab_size))
-
-
 # MAD's baseline and its grid of difficulties, one option changed at a time (configs/tasks of the repository).
 BASE = {"train_rows": 12_800, "test_rows": 1_280, "batch_size": 128}
 SOURCE = (
@@ -376,7 +361,7 @@ _register(
 _register(
     "mad_fuzzy_recall",
     mad_fuzzy_recall,
-    _fuzzy_chance,
+    lambda config: 1 / (config.vocab_size - 1 - (config.vocab_size - 1) // 2),  # any id of the values
     MadFuzzyRecallConfig(vocab_size=16, seq_len=128, **BASE),
     (29.8, 7.9, 14.4, 6.7, 6.9, 35.7),
     draw_train=partial(_fuzzy_row, is_test=False),
@@ -397,7 +382,9 @@ _register(
 _register(
     "mad_compression",
     mad_compression,
-    _compression_chance,
+    lambda config: (
+        ((config.seq_len - 1) / (config.vocab_size - 1) + 1) / config.seq_len
+    ),  # the last id is known
     MadCompressionConfig(vocab_size=16, seq_len=32, **BASE),
     (51.6, 45.2, 44.8, 52.7, 38.8, 42.2),
     symbol=lambda config, i: {config.vocab_size - 1: "="}.get(i, str(i)),
@@ -406,7 +393,7 @@ _MAP = MadMemorisationConfig(vocab_size=256, seq_len=32, train_rows=256, test_ro
 _register(
     "mad_memorisation",
     mad_memorisation,
-    _memorisation_chance,
+    lambda config: 1 / len(value_of_key(config.vocab_size)),  # any of the map's values
     _MAP,
     (85.2, 89.5, 89.4, 89.5, 63.3, 52.8),
     {f"v{size}": replace(_MAP, vocab_size=size) for size in (512, 1024, 2048, 4096, 8192)},

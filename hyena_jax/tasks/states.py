@@ -199,11 +199,6 @@ def permutation_words(rng: "np.random.Generator", config: PermutationWordsConfig
     return row(inputs, targets)
 
 
-def _arithmetic_chance(config: ModularArithmeticConfig) -> float:
-    """Any result at random, as the published scaled accuracy takes it; 0 is a little likelier than others."""
-    return 1 / config.modulus
-
-
 SOURCE = (
     "Grazzi et al. 2024, 2411.12537, data of its plots; lengths up to 40 / beyond; 2 layers, width 128, AdamW"
     " without decay, 20,000 steps of 256 rows, learning rate 1e-3 after 2,000 steps of warm-up, cosine to a"
@@ -235,7 +230,7 @@ register_task(
     "modular_arithmetic",
     ModularArithmeticConfig,
     draw=modular_arithmetic,
-    chance=_arithmetic_chance,
+    chance=lambda config: 1 / config.modulus,  # as the published scaled accuracy; 0 is a little likelier
     symbol=lambda config, i: ".+-*="[i] if i < FIRST_DIGIT else str(i - FIRST_DIGIT),
     metric="scaled_accuracy",
     presets={

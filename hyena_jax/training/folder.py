@@ -204,8 +204,12 @@ def _refuse_links(workdir: Path) -> None:
             if path.is_fifo():  # Orbax would wait for a writer
                 raise UserError(f"{path} must be a folder, but is a pipe: remove it")
     if checkpoints.is_symlink():
-        is_other_run = target.parent != workdir.resolve() and config.is_run(target.parent)
-        others = [path.name for path in target.iterdir() if not _is_checkpoint(path)]
+        others, is_other_run = [], target.parent != workdir.resolve() and config.is_run(target.parent)
+        for path in target.iterdir():
+            step, _, rest = path.name.partition(".")
+            is_whole = rest or path.is_symlink() or (path / "_CHECKPOINT_METADATA").is_file()
+            if not (STEP_FOLDER.fullmatch(step) and is_whole):
+                others.append(path.name)
         require(not is_other_run and not others, "checkpoints", f"{checkpoints} -> {target}", allowed)
 
 
@@ -219,12 +223,6 @@ def _refuse_inside_text(workdir: Path, data: config.DataConfig) -> None:
             is_inside &= not any(part.startswith(".") for part in inner.parts[len(outer.parts) :])  # not read
             must = f"outside of the folder data.{name} {folder!r}, whose files are read as text"
             require(not is_inside, "workdir", str(workdir), must)
-
-
-def _is_checkpoint(path: Path) -> bool:
-    step, _, rest = path.name.partition(".")
-    is_whole = rest or path.is_symlink() or (path / "_CHECKPOINT_METADATA").is_file()
-    return bool(STEP_FOLDER.fullmatch(step) and is_whole)
 
 
 def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:

@@ -114,7 +114,7 @@ def content(image: bool) -> page.Content:
     memory = {"memory": [1, 2, 3, 4], "memoryBefore": [1, 1, 2, 2], "memoryAfter": [1, 2, 3, 4]}
     gates = {"name": "layer 2: hawk", "channels": [3, 1, 0, 2], "gates": [gate], **memory}
     chart = json_values.curves(
-        [{"step": 1, "train/loss": 2.0}, {"step": 5, "train/loss": 1.0}], "loss", "loss"
+        {"": [{"step": 1, "train/loss": 2.0}, {"step": 5, "train/loss": 1.0}]}, "loss", "loss"
     )
     losses = page.losses(labels, np.arange(6.0), labels, np.ones(6))
     return page.Content(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import NamedTuple
 
 import chex
@@ -299,8 +300,26 @@ def test_a_mixer_without_a_matrix_is_shown_by_its_jacobian():
     assert_close(view.matrix, np.tri(5) * 2**0.5 / np.cosh(1) ** 2)
 
 
+def test_another_run_s_matrices_are_those_as_deep_in_its_model(seen):
+    _, params, _, trace = seen  # hyena, then hawk
+    shallow = trace._replace(layers=trace.layers[1:])
+    mixing = json_values.matrices(
+        trace, params, json_values.Other("run b", Path(), shallow, params), lambda: None
+    )
+    assert [values["besideTitle"] for values, _ in mixing] == ["run b, layer 1, hawk: mixing matrix"] * 2
+    mixing = json_values.matrices(
+        shallow, params, json_values.Other("run b", Path(), trace, params), lambda: None
+    )
+    assert [values["besideTitle"] for values, _ in mixing] == ["run b, layer 1, hyena: mixing matrix"]
+
+
 def test_curves_leave_out_what_was_not_measured():
     rows = [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": None, "validation/loss": 1.5}]
-    chart = json_values.curves(rows, "loss", "loss, nats")
-    assert [(s["x"], s["y"]) for s in chart["series"]] == [((1,), [2.0]), ((2,), [1.5])]
-    assert json_values.curves(rows, "accuracy", "accuracy") is None
+    its = [{"step": 3, "train/loss": 0.5}]
+    chart = json_values.curves({"": rows, ", run b": its}, "loss", "loss, nats")
+    assert [(s["name"], s["x"], s["y"]) for s in chart["series"]] == [
+        ("training, single batches", (1,), [2.0]),
+        ("validation", (2,), [1.5]),
+        ("training, single batches, run b", (3,), [0.5]),
+    ]
+    assert json_values.curves({"": rows}, "accuracy", "accuracy") is None
