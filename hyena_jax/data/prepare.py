@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hyena_jax.config.files import with_digest, without_digest
 from hyena_jax.data.documents import TFDS, Document, Span, parts_of, read_documents, spans_of
 from hyena_jax.data.objects import Objects
 from hyena_jax.data.shard_index import BIN, DTYPES, ENCODING, ENDS, INDEX, Index, Shard, digest_of, read_index
@@ -141,10 +142,10 @@ def prepare(plan: ShardPlan, output: str, workers: int, progress: Progress) -> I
 
 def _read_part(where: str, data: bytes) -> dict[str, Shard | None]:
     try:
-        values = parse_json(data)
+        values = without_digest(parse_json(data))
         return {key: None if values[key] is None else Shard.read(values[key]) for key in KEYS}
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{where} is damaged: {error!r:.200}; remove it and prepare again") from error
+        raise UserError(f"{where} is damaged: {error!s:.200}; remove it and prepare again") from error
 
 
 def _part_name(number: int) -> str:
@@ -197,7 +198,7 @@ def write_part(plan: ShardPlan, output: str, number: int, progress: Progress) ->
             last = None if document.is_end else key
         progress(sum(document.size for document in documents), n_tokens)
     found = {key: draft.write(objects, names[key]) for key, draft in drafts.items()}
-    objects.write(_part_name(number), json.dumps(found).encode())
+    objects.write(_part_name(number), json.dumps(with_digest(found)).encode())
 
 
 def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
