@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
-from tolerances import DIFFERENCE_TOLERANCE, assert_close
+from differences import assert_equal_differences
+from distributions import assert_drawn, at
+from tolerances import assert_close
 
 from hyena_jax.config import (
     FILTER_CONFIGS,
@@ -169,20 +171,10 @@ def test_equals_its_oracle_and_its_differences_in_float64(config):
         grads, h = jax.device_get(jax.jit(jax.grad(product, has_aux=True))(params))
     assert h.dtype == np.float64
     assert_close(h, oracle(config, params, MAX_LEN))
-    leaves, structure = jax.tree.flatten(params)
-    rng = np.random.default_rng(1)
-    for i, grad in enumerate(jax.tree.leaves(grads)):
-        direction = rng.standard_normal(leaves[i].shape)
-        moved = []  # by little, as a norm, the sum of magnitudes, has a kink wherever a tap is 0
-        for sign in (1, -1):
-            changed = structure.unflatten(
-                [*leaves[:i], leaves[i] + sign * 1e-7 * direction, *leaves[i + 1 :]]
-            )
-            moved.append((weight * oracle(config, changed, MAX_LEN)).sum())
-        expected = (moved[0] - moved[1]) / 2e-7
-        assert np.sum(grad * direction) == pytest.approx(
-            expected, rel=DIFFERENCE_TOLERANCE, abs=DIFFERENCE_TOLERANCE
-        )
+    # By little, as a norm, the sum of magnitudes, has a kink wherever a tap is 0.
+    assert_equal_differences(
+        [grads], lambda params: (weight * oracle(config, params, MAX_LEN)).sum(), (params,), step=1e-7
+    )
 
 
 @pytest.mark.grid
@@ -336,12 +328,7 @@ def test_a_modal_filter_is_stable_however_far_its_parameters_go():
     ],
 )
 def test_initial_distributions(config, path, mean, deviation):
-    values = initial(config, 256, 128)
-    for name in path.split("/"):
-        values = values[name]
-    # Five standard errors.
-    assert np.mean(values) == pytest.approx(mean, abs=5 * deviation / np.sqrt(values.size))
-    assert np.std(values) == pytest.approx(deviation, rel=5 / np.sqrt(2 * values.size))
+    assert_drawn(at(initial(config, 256, 128), path), deviation, mean)
 
 
 def test_initial_constants():

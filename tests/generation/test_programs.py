@@ -101,7 +101,7 @@ def naive(model, params, prompt, count):
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("rule", [SamplingRule(top_k=5), pytest.param(GREEDY, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("rule", [SamplingRule(top_k=5), GREEDY])
 def test_recomputing_equals_the_state(rule):
     """Prompts of several lengths and samples, slides of the context, and rows that stop."""
     model, params = language_model(AttentionConfig(n_heads=2))

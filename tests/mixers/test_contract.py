@@ -11,7 +11,8 @@ import pytest
 from cases import CASES, OPTIONS, plugins
 from cases.case import Case, D
 from derivative_modes import assert_trees_close, check_modes
-from tolerances import DIFFERENCE_TOLERANCE, TOLERANCE, assert_close
+from differences import assert_equal_differences
+from tolerances import TOLERANCE, assert_close
 
 from hyena_jax import mixers
 from hyena_jax.config import MIXER_CONFIGS
@@ -21,7 +22,6 @@ from hyena_jax.system.errors import UserError
 
 LENGTHS = (127, 1, 7, 64)
 OPTION_LENGTH = 31
-GRADIENT_LENGTH = 31
 EVERY = CASES | OPTIONS
 # The mixer of another case with other options: its slow tests run under the marker `grid` alone.
 ALIKE = {"hyena_short", "hawk_griffin", "aft_full"}
@@ -55,12 +55,13 @@ def over_cases(cases, outside_grid=tuple(CASES)):
 
 
 def at_lengths(lengths):
-    """Cases at the first length; options, and more lengths, under the marker `grid`."""
+    """Options, more lengths, and all that knows documents, which has a test of these at the first length,
+    under the marker `grid`."""
     params = []
-    for name in EVERY:
-        every = lengths if name in CASES else (OPTION_LENGTH, *lengths[:2])
-        for length in every:
-            in_grid = name not in CASES or length != lengths[0]
+    for name, case in EVERY.items():
+        is_alone = name in CASES and (case.resets is None or name in ALIKE)
+        for length in lengths if name in CASES else (OPTION_LENGTH, *lengths[:2]):
+            in_grid = not is_alone or length != lengths[0]
             params.append(pytest.param(name, length, marks=marks(name, in_grid), id=f"{name}-{length}"))
     return pytest.mark.parametrize(("name", "length"), params)
 
@@ -110,8 +111,10 @@ def jitted(name: str, method: str | None = None, dtype=None) -> Callable:
 def with_gradients(name: str) -> Callable:
     """(params, x, weight) -> y, and the gradients of its product with the weight."""
 
+    module = build(EVERY[name])
+
     def run(params, x, weight):
-        y, pull_back = jax.vjp(jitted(name), params, x)
+        y, pull_back = jax.vjp(lambda params, x: module.apply({"params": params}, x), params, x)
         return y, pull_back(weight)
 
     return jax.jit(run)
@@ -125,6 +128,18 @@ def empty_states(name: str) -> Callable:
         return module.bind({"params": params}).init_state(batch_size, length)
 
     return jax.jit(run, static_argnums=(1, 2))
+
+
+@cache
+def begun(name: str) -> Callable:
+    """(params, max_len, x, lengths) -> state and outputs of a first prefill, as one program."""
+    module = build(EVERY[name])
+
+    def run(params, max_len, x, lengths=None):
+        bound = module.bind({"params": params})
+        return bound.prefill(bound.init_state(len(x), max_len), x, lengths)
+
+    return jax.jit(run, static_argnums=1)
 
 
 def test_every_mixer_has_a_case():
@@ -141,25 +156,14 @@ def test_equals_its_oracle(name, length):
 
 @over_cases(EVERY, outside_grid=CASES.keys() - ALIKE)
 def test_equals_its_oracle_with_central_differences_in_float64(name):
-    length = GRADIENT_LENGTH
+    oracle = EVERY[name].oracle
     with jax.enable_x64(True):
-        args = (to_float64(init(name)), to_float64(inputs(length)))
-        weight = np.random.default_rng(0).standard_normal((2, length, D))
+        args = (to_float64(init(name)), to_float64(inputs(OPTION_LENGTH)))
+        weight = np.random.default_rng(0).standard_normal((2, OPTION_LENGTH, D))
         y, grads = jax.device_get(with_gradients(name)(*args, weight))
     assert y.dtype == np.float64
-    assert_close(y, EVERY[name].oracle(*args))
-    leaves, structure = jax.tree.flatten(args)
-    rng = np.random.default_rng(1)
-    for i, grad in enumerate(jax.tree.leaves(grads)):
-        direction = rng.standard_normal(leaves[i].shape)
-        moved = []
-        for sign in (1, -1):
-            changed = [*leaves[:i], leaves[i] + sign * 1e-6 * direction, *leaves[i + 1 :]]
-            moved.append((weight * EVERY[name].oracle(*structure.unflatten(changed))).sum())
-        expected = (moved[0] - moved[1]) / 2e-6
-        assert np.sum(grad * direction) == pytest.approx(
-            expected, rel=DIFFERENCE_TOLERANCE, abs=DIFFERENCE_TOLERANCE
-        )
+    assert_close(y, oracle(*args))
+    assert_equal_differences(grads, lambda *args: (weight * oracle(*args)).sum(), args)
 
 
 @pytest.mark.grid
@@ -209,7 +213,7 @@ def test_gradients_equal_those_of_the_direct_form(name, monkeypatch):
 
 @over_cases(CAUSAL, outside_grid=CASES.keys() - ALIKE)
 def test_is_causal(name):
-    length = GRADIENT_LENGTH
+    length = OPTION_LENGTH
     with jax.enable_x64(True):
         args = (to_float64(init(name)), to_float64(inputs(length)))
         for t in {0, length // 2, length - 2}:
@@ -229,25 +233,17 @@ def test_what_reads_ahead_has_no_state(name):
         bound.init_state(1, 5)
 
 
-@pytest.mark.grid
-@over(DECODED)
-def test_prefill_and_steps_equal_the_parallel_form(name):
-    check_decoding(name, OPTION_LENGTH if name in CASES else 7, (0, 3))
-
-
-@pytest.mark.grid
-@over([name for name in CASES if name in DECODED])
-def test_prefill_and_steps_equal_the_parallel_form_wherever_they_meet(name):
-    check_decoding(name, 7, range(8))
-
-
-@pytest.mark.grid
-@over([name for name in CASES if name in DECODED])
-def test_long_prefills_and_steps_equal_the_parallel_form(name):
-    check_decoding(name, 127, (1, 63, 126))
-
-
-def check_decoding(name, length, splits):
+@pytest.mark.parametrize(
+    ("name", "length", "splits"),
+    [
+        pytest.param(name, length, splits, marks=marks(name, True), id=f"{name}-{length}")
+        for name in DECODED
+        for length, splits in (
+            [(7, range(8)), (OPTION_LENGTH, (0, 3)), (127, (1, 63, 126))] if name in CASES else [(7, (0, 3))]
+        )
+    ],
+)
+def test_prefill_and_steps_equal_the_parallel_form(name, length, splits):
     params, x = init(name), inputs(length)
     expected = jitted(name)(params, x)
     start = empty_states(name)(params, 2, length)
@@ -275,9 +271,8 @@ def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
     """After a ragged prefill; with tiles of few steps, so that there are many sizes."""
     monkeypatch.setattr(online_conv, "TILE", 2)
     params, x, lengths = init(name), inputs(OPTION_LENGTH), [3, 5]
-    empty = empty_states(name)(params, 2, OPTION_LENGTH)
-    state, _ = jitted(name, "prefill")(params, empty, x[:, :5], np.array(lengths, np.int32))
-    state, outputs = jax.jit(partial(map_histories, online_conv.open_tiles))(state), []
+    first, _ = begun(name)(params, OPTION_LENGTH, x[:, :5], np.array(lengths, np.int32))
+    state, outputs = jax.jit(partial(map_histories, online_conv.open_tiles))(first), []
     step, end_tile = jitted(name, "step"), jax.jit(absorb, static_argnums=1)
     for n, t in enumerate(range(5, OPTION_LENGTH), start=1):
         state, y = step(params, state, x[:, t])
@@ -292,7 +287,7 @@ def test_steps_with_tiles_equal_the_parallel_form(name, monkeypatch):
     if has_tiles(state):
         assert np.isnan(step(params, end_tile(state, 2), x[:, 0])[1]).all()
     closed = jax.eval_shape(partial(map_histories, online_conv.close_tiles), state)
-    assert jax.tree.structure(closed) == jax.tree.structure(empty)
+    assert jax.tree.structure(closed) == jax.tree.structure(first)
 
 
 @over([name for name, case in CASES.items() if case.resets is None])
@@ -303,22 +298,22 @@ def test_document_boundaries_are_refused_where_they_would_leak(name):
 
 @over_cases([name for name, case in EVERY.items() if case.resets])
 def test_documents_equal_the_oracle_and_do_not_leak(name):
-    params, x = init(name), inputs(OPTION_LENGTH)
+    params, x = init(name), inputs(LENGTHS[0])
     # The first id returns, which starts a separate document.
-    ids = np.repeat([[0, 1, 0, 3], [5, 6, 6, 5]], [5, 1, 17, 8], axis=1)
+    ids = np.repeat([[0, 1, 0, 3], [5, 6, 6, 5]], [21, 1, 73, 32], axis=1)
     run = jitted(name)
     y = np.asarray(run(params, x, ids))
     assert_close(y, EVERY[name].resets(params, x, ids))
     other = x.copy()
-    other[:, :6] = 9
-    np.testing.assert_array_equal(np.asarray(run(params, other, ids))[:1, 6:], y[:1, 6:])
+    other[:, :22] = 9
+    np.testing.assert_array_equal(np.asarray(run(params, other, ids))[:1, 22:], y[:1, 22:])
 
 
 @over_cases([name for name in CASES if name in DECODED], outside_grid=["hyena", "hawk", "s4d"])
 def test_decoding_in_float64_keeps_its_digits(name):
     with jax.enable_x64(True):
         params, x = to_float64((init(name), inputs(7)))
-        state, y = jitted(name, "prefill")(params, empty_states(name)(params, 2, 7), x[:, :6])
+        state, y = begun(name)(params, 7, x[:, :6])
         _, last = jitted(name, "step")(params, state, x[:, 6])
     assert last.dtype == np.float64
     y = np.concatenate([y, np.asarray(last)[:, None]], axis=1)
@@ -326,29 +321,18 @@ def test_decoding_in_float64_keeps_its_digits(name):
 
 
 @over_cases(DECODED, outside_grid=CASES.keys() - ALIKE)
-def test_rows_of_different_lengths_equal_separate_runs(name):
-    """Of the oracle: a ragged prefill, and steps."""
-    check_rows(name, n_steps=24, n_last=0)
-
-
-@pytest.mark.grid
-@over(DECODED)
-def test_rows_of_different_lengths_go_on_after_steps(name):
-    check_rows(name, n_steps=1, n_last=3)
-
-
-def check_rows(name, n_steps, n_last):
-    """A ragged prefill, steps, and a last prefill."""
+@pytest.mark.parametrize(("n_steps", "n_last"), [(24, 0), pytest.param(1, 3, marks=pytest.mark.grid)])
+def test_rows_of_different_lengths_equal_separate_runs(name, n_steps, n_last):
+    """Of the oracle: a ragged prefill, steps, and a last prefill."""
     params, x, more = init(name), inputs(7), inputs(n_steps + n_last, seed=5)
-    prefill, step = jitted(name, "prefill"), jitted(name, "step")
-    state = empty_states(name)(params, 2, EVERY[name].max_len)
-    state, y = prefill(params, state, x, np.array([2, 5], np.int32))
+    step = jitted(name, "step")
+    state, y = begun(name)(params, EVERY[name].max_len, x, np.array([2, 5], np.int32))
     parts = [y]
     for t in range(n_steps):
         state, y = step(params, state, more[:, t])
         parts.append(y[:, None])
     if n_last:
-        parts.append(prefill(params, state, more[:, n_steps:])[1])
+        parts.append(jitted(name, "prefill")(params, state, more[:, n_steps:])[1])
     ours = np.concatenate(jax.device_get(parts), axis=1)
     for row, length in enumerate([2, 5]):
         alone = np.concatenate([x[row : row + 1, 7 - length :], more[row : row + 1]], axis=1)
@@ -377,7 +361,7 @@ def test_bfloat16_is_close_and_has_finite_gradients(name):
     with jax.numpy_dtype_promotion(promotion):
         grads, y = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, half)
     if not EVERY[name].is_sensitive:
-        assert_close(y, jitted(name)(params, x), "bfloat16")
+        assert_close(y, EVERY[name].oracle(params, x), "bfloat16")
     assert np.isfinite(np.float32(y)).all()
     assert all(np.isfinite(np.float32(leaf)).all() for leaf in jax.tree.leaves(grads))
 
@@ -412,7 +396,7 @@ def test_outputs_for_which_a_state_has_no_room_are_not_numbers(name):
     shapes = (jax.eval_shape(partial(empty_states(name), batch_size=2, length=n), params) for n in (7, 8))
     is_number = next(shapes) == next(shapes)
     assert is_number >= mixers.is_unbounded(EVERY[name].config)
-    state, _ = jitted(name, "prefill")(params, empty_states(name)(params, 2, 7), x[:, :5])
+    state, _ = begun(name)(params, 7, x[:, :5])
     _, y = jitted(name, "prefill")(params, state, x[:, 5:])
     assert (np.isfinite(y) == is_number).all()
     for t in (5, 6, 7):
@@ -423,10 +407,12 @@ def test_outputs_for_which_a_state_has_no_room_are_not_numbers(name):
 @pytest.mark.grid
 @pytest.mark.parametrize("name", ["hyena_short_in_blocks", "attention", "hawk", "aft_simple"])
 def test_lengths_may_be_of_any_integer_type(name):
-    state, x = empty_states(name)(init(name), 2, 7), inputs(5)
-    expected = jitted(name, "prefill")(init(name), state, x, np.int32([2, 5]))
-    for lengths in (np.uint8([2, 5]), np.int16([2, 5])):
-        chex.assert_trees_all_equal(expected, jitted(name, "prefill")(init(name), state, x, lengths))
+    expected, *found = (
+        begun(name)(init(name), 7, inputs(5), np.array([2, 5], dtype))
+        for dtype in ("int32", "uint8", "int16")
+    )
+    for ours in found:
+        chex.assert_trees_all_equal(expected, ours)
 
 
 @pytest.mark.grid

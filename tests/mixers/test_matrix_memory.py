@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from distributions import assert_drawn, assert_uniform
 from tolerances import assert_close
 
 from hyena_jax.config import (
@@ -72,22 +73,18 @@ def test_published_sizes_of_mamba3(config, n_parameters, n_state):
 @pytest.mark.parametrize(("low", "high"), [(0, 16), (1, 16)])
 def test_initial_decay_rates_are_uniform(low, high):
     rates = np.exp(np.float64(a_log_init(low, high)(jax.random.key(0), (4096,))))
-    quantiles = np.sort((rates - low) / (high - low))
-    # The Kolmogorov-Smirnov statistic of 4096 uniform numbers exceeds this once in a million.
-    assert np.abs(quantiles - np.linspace(0, 1, 4096)).max() < 2.7 / np.sqrt(4096)
+    assert_uniform((rates - low) / (high - low))
 
 
 def test_initial_time_steps_are_log_uniform():
     steps = np.log1p(np.exp(np.float64(dt_bias_init(jax.random.key(0), (4096,)))))
-    quantiles = np.sort(np.log(steps / 1e-3) / np.log(100))
-    assert np.abs(quantiles - np.linspace(0, 1, 4096)).max() < 2.7 / np.sqrt(4096)
+    assert_uniform(np.log(steps / 1e-3) / np.log(100))
 
 
 def test_initial_distributions_of_gated_delta():
     params = jax.jit(GatedDelta(16, 31, GatedDeltaConfig()).init)(jax.random.key(0), X)["params"]
     for name in ("qkv_proj", "gate_proj", "out_proj"):
-        values = params[name]["kernel"]
-        assert np.std(values) == pytest.approx(0.02, rel=5 / np.sqrt(2 * values.size))
+        assert_drawn(params[name]["kernel"], 0.02)
     assert np.all(params["norm"]["scale"] == 1)
 
 
@@ -101,7 +98,7 @@ def test_initial_distributions_of_mamba2():
         (params["short_bias"], 1 / 2),
     ):
         assert 0.8 * bound < np.abs(values).max() <= bound
-        assert np.std(values) == pytest.approx(bound / np.sqrt(3), rel=5 / np.sqrt(2 * values.size))
+        assert_drawn(values, bound / np.sqrt(3))
     assert np.all(params["skip"] == 1)
 
 

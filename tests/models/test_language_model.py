@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
-from grid import in_grid
+from grid import grid_but, in_grid
 from oracles import mixers_of, random_params
 from tolerances import assert_close
 
@@ -110,21 +110,16 @@ VARIANTS = {
         init="rwkv7",
     ),
 }
-BY_DEFAULT = (  # all others under the marker `grid`
-    *("pre_norm", "griffin", "striped_hyena_2", "olmo_hybrid"),
-)
-over_variants = pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(config, marks=() if name in BY_DEFAULT else pytest.mark.grid)
-        for name, config in VARIANTS.items()
-    ],
-    ids=VARIANTS,
-)
+
+
+@cache
+def random_of(config):
+    return random_params(config, TOKENS)
 
 
 def init(config: LanguageModelConfig = CONFIG):
-    return random_params(config, TOKENS)
+    """A tree of its own."""
+    return jax.tree.map(lambda x: x, random_of(config))
 
 
 @cache
@@ -150,14 +145,15 @@ def test_the_pattern_repeats():
     assert kinds == [True, False, True]
 
 
-@over_variants
-def test_equals_its_oracle(config):
-    params = init(config)
+@pytest.mark.parametrize("name", grid_but(VARIANTS, "pre_norm", "griffin", "striped_hyena_2", "olmo_hybrid"))
+def test_equals_its_oracle(name):
+    config, params = VARIANTS[name], init(VARIANTS[name])
     expected = reference.language_model(params, np.asarray(TOKENS), config, mixers_of(config))
     assert_close(logits_of(params, TOKENS, config), expected)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.grid) for n in VARIANTS])
+@pytest.mark.grid
+@pytest.mark.parametrize("name", VARIANTS)
 def test_derivatives_in_both_modes(name):
     """With one mixer, since each mixer has its own test."""
     whole = VARIANTS[name]
@@ -168,34 +164,34 @@ def test_derivatives_in_both_modes(name):
         check_modes(lambda params: model.apply({"params": params}, tokens), init(config))
 
 
-@over_variants
-def test_decoding_equals_the_parallel_form(config):
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        ("pre_norm", None),
+        *[(name, [3, 5]) for name in ("pre_norm", "striped_hyena_2", "olmo_hybrid", "rwkv7")],
+        *[pytest.param(name, None, marks=pytest.mark.grid) for name in list(VARIANTS)[1:]],
+        pytest.param("bare_mixers", [3, 5], marks=pytest.mark.grid),
+    ],
+)
+def test_decoding_equals_the_parallel_form(name, lengths):
+    """A prefill, in which rows may start late, steps, and another prefill; of each row by itself."""
+    config, lengths = VARIANTS[name], lengths if lengths is None else np.array(lengths)
     params = init(config)
     prefill, step = jitted(config, "prefill"), jitted(config, "step")
-    state = initial_state(config, params)
-    state, first = prefill(params, state, TOKENS[:, :5])
+    state, first = prefill(params, initial_state(config, params), TOKENS[:, :5], lengths)
     parts = [first]
     for t in range(5, 8):
         state, y = step(params, state, TOKENS[:, t])
         parts.append(y[:, None])
-    state, last = prefill(params, state, TOKENS[:, 8:])
-    assert_close(np.concatenate([*parts, last], axis=1), logits_of(params, TOKENS, config))
-
-
-@pytest.mark.parametrize("name", ["pre_norm", "rwkv7", *in_grid("bare_mixers")])
-def test_rows_of_different_lengths_equal_separate_runs(name):
-    config = VARIANTS[name]
-    params = init(config)
-    state = initial_state(config, params)
-    state, y = jitted(config, "prefill")(params, state, TOKENS[:, :5], np.array([3, 4]))
-    state, y_step = jitted(config, "step")(params, state, TOKENS[:, 5])
+    parts.append(prefill(params, state, TOKENS[:, 8:])[1])
+    found = np.concatenate(parts, axis=1)
+    starts = np.zeros(2, int) if lengths is None else 5 - lengths
     alone = np.zeros_like(TOKENS)  # what follows a row does not change it
-    for row, length in enumerate([3, 4]):
-        alone[row, : length + 1] = TOKENS[row, 5 - length : 6]
+    for row, start in enumerate(starts):
+        alone[row, : 13 - start] = TOKENS[row, start:]
     expected = logits_of(params, alone, config)
-    for row, length in enumerate([3, 4]):
-        actual = np.concatenate([y[row, 5 - length :], y_step[row][None]])
-        assert_close(actual, expected[row, : length + 1])
+    for row, start in enumerate(starts):
+        assert_close(found[row, start:], expected[row, : 13 - start])
 
 
 def test_a_padded_vocabulary_has_rows_without_effect():
@@ -299,23 +295,6 @@ def test_a_mixer_of_one_s_own_may_hand_values_on(own_parts):
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("policy", ["block", "dots"])
-def test_values_of_the_first_layer_and_recomputed_blocks(policy):
-    config = dataclasses.replace(VARIANTS["rwkv7"], n_layers=2)
-    params = init(config)
-
-    @partial(jax.jit, static_argnums=1)
-    def gradients(params, config):
-        model = models.build(config)
-        return jax.grad(lambda params: (model.apply({"params": params}, TOKENS) ** 2).mean())(params)
-
-    expected = gradients(params, config)
-    actual = gradients(params, dataclasses.replace(config, remat=policy))
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert_close(a, b)
-
-
-@pytest.mark.grid
 def test_initial_values_of_rwkv7():
     """The published code's: orthogonal kernels by the ratio of widths, residual outputs of 0, tiny
     embeddings; token shifts, decays and norms by the depth."""
@@ -365,19 +344,22 @@ def test_initial_values_of_rwkv7():
 
 @pytest.mark.grid
 @pytest.mark.parametrize(
-    "policy",
-    [pytest.param(p, marks=() if p == "block" else pytest.mark.grid) for p in REMAT_POLICIES],
+    ("name", "n_layers", "policy"),
+    [
+        *(("pre_norm", 1, policy) for policy in REMAT_POLICIES),
+        *(("rwkv7", 2, policy) for policy in ("block", "dots")),  # whose first layer hands values on
+    ],
 )
-def test_remat_changes_nothing_but_memory(policy):
-    plain = dataclasses.replace(CONFIG, pattern=CONFIG.pattern[:1], n_layers=1)
-    params = init(plain)
+def test_remat_changes_nothing_but_memory(name, n_layers, policy):
+    config = dataclasses.replace(VARIANTS[name], pattern=VARIANTS[name].pattern[:1], n_layers=n_layers)
+    params = init(config)
 
     @partial(jax.jit, static_argnums=1)
     def gradients(params, config):
         model = models.build(config)
         return jax.grad(lambda params: (model.apply({"params": params}, TOKENS) ** 2).mean())(params)
 
-    plain, again = (gradients(params, config) for config in (plain, dataclasses.replace(plain, remat=policy)))
+    plain, again = (gradients(params, c) for c in (config, dataclasses.replace(config, remat=policy)))
     assert jax.tree.structure(plain) == jax.tree.structure(again)
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
         assert_close(a, b)

@@ -30,6 +30,9 @@ def one_segment(length: int) -> np.ndarray:
     return np.zeros((2, length))
 
 
+DOCUMENTS = np.array([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
+
+
 @pytest.mark.parametrize("length", [127, *in_grid(1, 7, 64)])
 def test_equals_the_definition(length):
     q, k, v = arrays(length)
@@ -37,28 +40,21 @@ def test_equals_the_definition(length):
     assert_close(softmax_attention(q, k, v, is_causal=True), expected)
 
 
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
-def test_heads_of_keys_are_shared_by_neighbouring_heads(n_kv_heads, is_causal):
-    q, k, v = arrays(7, n_kv_heads)
-    expected = attention.softmax_attention(q, k, v, one_segment(7), is_causal)
-    assert_close(softmax_attention(q, k, v, is_causal=is_causal), expected)
-
-
-def test_float64_stays_float64():
-    with jax.enable_x64(True):
-        q, k, v = map(np.float64, arrays(7, 2))
-        segments = np.array([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
-        y = softmax_attention(q, k, v, is_causal=True, segment_ids=(segments, segments))
-        assert y.dtype == jnp.float64
-        assert_close(y, attention.softmax_attention(q, k, v, segments))
-
-
-def test_segments_do_not_see_each_other():
-    q, k, v = arrays(7)
-    segments = np.array([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
-    y = softmax_attention(q, k, v, is_causal=True, segment_ids=(segments, segments))
-    assert_close(y, attention.softmax_attention(q, k, v, segments))
+@pytest.mark.parametrize(
+    ("n_kv_heads", "is_causal", "ids", "dtype"),
+    [
+        *((n, is_causal, one_segment(7), "float32") for n in (1, 2, 4) for is_causal in (True, False)),
+        (4, True, DOCUMENTS, "float32"),
+        (2, True, DOCUMENTS, "float64"),
+    ],
+)
+def test_neighbouring_heads_share_keys_and_documents_are_apart(n_kv_heads, is_causal, ids, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        q, k, v = (x.astype(dtype) for x in arrays(7, n_kv_heads))
+        segments = None if ids is not DOCUMENTS else (ids, ids)
+        y = softmax_attention(q, k, v, is_causal=is_causal, segment_ids=segments)
+    assert y.dtype == dtype
+    assert_close(y, attention.softmax_attention(q, k, v, ids, is_causal))
 
 
 def test_the_keys_before_the_queries_are_seen():

@@ -146,16 +146,6 @@ def test_the_kernels_are_not_imported_unless_used():
     assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize("split", [1, 3, 6])
-def test_in_two_parts_equals_whole(split):
-    a, x, h0 = map(np.float32, arrays(7))
-    first, state = linear_recurrence(a[:, :split], x[:, :split], h0)
-    second, last = linear_recurrence(a[:, split:], x[:, split:], state)
-    whole, whole_last = linear_recurrence(a, x, h0)
-    np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
-    np.testing.assert_array_equal(last, whole_last)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_bfloat16_input_is_summed_in_float32(method):
     a, x = np.ones((2, 1, 300, 1), jnp.bfloat16)

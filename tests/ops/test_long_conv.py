@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from derivative_modes import check_modes
 from grid import in_grid
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tolerances import assert_close
 
@@ -24,11 +22,10 @@ from hyena_jax.reference import convolution
 METHODS = (fft_conv, matmul_fft_conv, toeplitz_conv, direct_conv, None)
 FAST_METHODS = METHODS[:3]
 compiled = jax.jit(long_conv, static_argnums=3)
-compiled_fft = jax.jit(fft_conv)
 
 
-def arrays(length: int, dtype=np.float32, seed: int = 0):
-    rng = np.random.default_rng(seed)
+def arrays(length: int, dtype=np.float32):
+    rng = np.random.default_rng(0)
     return tuple(rng.standard_normal(shape).astype(dtype) for shape in ((2, 3, length), (3, length), (3,)))
 
 
@@ -144,11 +141,11 @@ def test_forward_jacobian_equals_the_reverse_one(method):
     ("shape", "is_thorough"),
     [
         ((3, 4, 7), False),
-        *[pytest.param(shape, False, marks=pytest.mark.grid) for shape in [(4, 3, 7), (3, 1, 7), (7,)]],
         *[
-            pytest.param(shape, True, marks=pytest.mark.grid)
+            pytest.param(shape, is_thorough, marks=pytest.mark.grid)
             for shape in [(3, 4, 7), (4, 3, 7), (3, 1, 7), (7,)]
-        ],
+            for is_thorough in (False, True)
+        ][1:],
     ],
 )
 def test_derivatives_in_both_modes_where_ffts_are_sharded(shape, is_thorough):
@@ -184,26 +181,6 @@ def test_future_inputs_have_no_gradient(method, tolerance):
 def test_toeplitz_matrix_entries():
     h = np.arange(1.0, 4.0, dtype=np.float32)
     np.testing.assert_array_equal(toeplitz(h), [[1, 0, 0], [2, 1, 0], [3, 2, 1]])
-
-
-@settings(max_examples=25, deadline=None)
-@given(length=st.sampled_from((1, 7, 40)), seed=st.integers(0, 2**16), scale=st.floats(-3, 3))
-def test_is_linear_in_the_input(length, seed, scale):
-    u, h, _ = arrays(length, seed=seed)
-    v, _, _ = arrays(length, seed=seed + 1)
-    scale = np.float32(scale)
-    of_u, of_v, combined = (np.asarray(compiled_fft(x, h)) for x in (u, v, u + scale * v))
-    np.testing.assert_allclose(combined, of_u + scale * of_v, atol=2e-4)
-
-
-@settings(max_examples=25, deadline=None)
-@given(length=st.sampled_from((2, 7, 40)), seed=st.integers(0, 2**16), data=st.data())
-def test_commutes_with_a_shift_in_time(length, seed, data):
-    shift = data.draw(st.integers(1, length - 1))
-    u, h, _ = arrays(length, seed=seed)
-    late = np.concatenate([np.zeros((2, 3, shift), np.float32), u[..., :-shift]], axis=-1)
-    ours, unshifted = (np.asarray(compiled_fft(x, h)) for x in (late, u))
-    np.testing.assert_allclose(ours[..., shift:], unshifted[..., :-shift], atol=1e-4)
 
 
 @pytest.mark.parametrize(

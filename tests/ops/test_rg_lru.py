@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from differences import assert_equal_differences
 from grid import in_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,24 +37,27 @@ def arrays(length: int):
     return x, 1 / (1 + np.exp(-r)), 1 / (1 + np.exp(-i)), rng.standard_normal(3)
 
 
-@pytest.mark.parametrize("has_starts", [False, True])
 @pytest.mark.parametrize("length", [127, *in_grid(1, 7, 64)])
-def test_equals_the_definition(length, has_starts):
-    args = arrays(length)
-    starts = np.random.default_rng(0).random((2, length)) < 0.2 * has_starts
-    expected = recurrence.rg_lru(*args, starts)
-    h, last = compiled(*map(np.float32, args), starts=starts if has_starts else None)
-    assert_close(h, expected)
-    assert_close(last, expected[:, -1])
-
-
-@pytest.mark.parametrize(("shifted", "has_s"), [(True, False), (False, True), (True, True)])
-def test_signed_factors_equal_the_definition(shifted, has_s):
-    args, starts = arrays(127), np.random.default_rng(0).random((2, 127)) < 0.2
-    s = np.tanh(np.random.default_rng(1).standard_normal((2, 127, 3))) if has_s else None
+@pytest.mark.parametrize(
+    ("has_starts", "shifted", "has_s"),
+    [
+        (False, False, False),
+        (True, False, False),
+        (True, True, False),
+        (True, False, True),
+        (True, True, True),
+    ],
+)
+def test_equals_the_definition(length, has_starts, shifted, has_s):
+    args, rng = arrays(length), np.random.default_rng(0)
+    starts = rng.random((2, length)) < 0.2 * has_starts
+    s = np.tanh(rng.standard_normal((2, length, 3))) if has_s else None
     expected = recurrence.rg_lru(*args, starts, 1.0 if s is None else s, shifted)
     h, last = compiled(
-        *map(np.float32, args), starts=starts, s=None if s is None else np.float32(s), shifted=shifted
+        *map(np.float32, args),
+        starts=starts if has_starts else None,
+        s=None if s is None else np.float32(s),
+        shifted=shifted,
     )
     assert_close(h, expected)
     assert_close(last, expected[:, -1])
@@ -72,11 +76,7 @@ def test_gradients_equal_central_differences_of_the_definition(shifted):
         def oracle(*args):
             return (weight * recurrence.rg_lru(*args[:4], starts, args[4], shifted)).sum()
 
-        for i, gradient in enumerate(jax.jit(jax.grad(loss, range(5)))(*args)):
-            direction = rng.standard_normal(args[i].shape)
-            moved = [oracle(*args[:i], args[i] + s * direction, *args[i + 1 :]) for s in (1e-6, -1e-6)]
-            expected = (moved[0] - moved[1]) / 2e-6
-            assert np.sum(gradient * direction) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        assert_equal_differences(jax.jit(jax.grad(loss, range(5)))(*args), oracle, args)
 
 
 def test_what_came_before_a_start_does_not_matter():
@@ -116,22 +116,20 @@ def test_is_finite_where_a_is_almost_0_or_1(rate, r):
             assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("distance", [1e-7, 1e-12, 1e-20])
-def test_the_input_is_scaled_exactly_where_a_is_almost_1(distance):
-    """In float32 the direct formula 1 - a^2 would be 0, or wrong by tens of percent."""
+@pytest.mark.parametrize(
+    ("shifted", "distance"),
+    [
+        *((False, distance) for distance in (1e-7, 1e-12, 1e-20)),
+        *((True, d) for d in (1e-20, 1e-7, 20.0, 60.0)),
+    ],
+)
+def test_the_input_is_scaled_exactly_where_a_factor_is_almost_1_or_minus_1(shifted, distance):
+    """In float32 sqrt(1 - a^2) would be 0, or wrong by tens of percent; a shifted factor is 2 a - 1."""
     one = np.ones((1, 1, 1), np.float32)
     rate = np.log(np.expm1(np.full(1, distance / 8))).astype(np.float32)
-    h, _ = compiled(one, one, one, rate)
-    np.testing.assert_allclose(h, np.sqrt(-np.expm1(-2 * distance)), rtol=1e-5)
-
-
-@pytest.mark.parametrize("distance", [1e-20, 1e-7, 20.0, 60.0])
-def test_the_input_is_scaled_exactly_where_a_shifted_factor_is_almost_1_or_minus_1(distance):
-    """In float32 sqrt(1 - (2 a - 1)^2) would be 0, or wrong by tens of percent."""
-    one = np.ones((1, 1, 1), np.float32)
-    rate = np.log(np.expm1(np.full(1, distance / 8))).astype(np.float32)
-    h, _ = compiled(one, one, one, rate, shifted=True)
-    np.testing.assert_allclose(h, 2 * np.sqrt(np.exp(-distance) * -np.expm1(-distance)), rtol=1e-4)
+    h, _ = compiled(one, one, one, rate, shifted=shifted)
+    rest = 4 * np.exp(-distance) * -np.expm1(-distance) if shifted else -np.expm1(-2 * distance)
+    np.testing.assert_allclose(h, np.sqrt(rest), rtol=1e-4 if shifted else 1e-5)
 
 
 def test_the_derivative_of_the_square_root_is_bounded():
