@@ -18,11 +18,12 @@ from hyena_jax.cli.show import ShowRun
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("cli")]
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
-TINY = """
-    --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16 --model.pattern.0.filter.width 4
+SIZES = """
+    --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16
     --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
     --training.eval-every 3 --training.checkpoint-every 3 --training.log-every 2 --no-logging.tensorboard
 """.split()
+TINY = [*SIZES, "--model.pattern", "attention", "--model.pattern.0.n-heads", "2"]  # compiles fastest
 SMALL = [*TINY, "--training.steps", "6", "--logging.sample-tokens", "20"]
 
 
@@ -124,8 +125,11 @@ def page_data(path):
 
 
 @pytest.mark.grid
-def test_show(workdir, root, tmp_path, capsys):
-    page = tmp_path / "page.html"
+def test_show(text, tmp_path, capsys):
+    workdir, page = tmp_path / "run", tmp_path / "page.html"
+    hyena = ["--model.pattern.0.filter.width", 4, "--training.steps", 3, "--logging.sample-tokens", 0]
+    assert run("train", "quickstart", "--workdir", workdir, "--data.path", text, *SIZES, *hyena) == 0
+    capsys.readouterr()
     assert run("show", workdir, "--text", "the </script>" * 3, "--output", page) == 0
     assert f"page: {page}" in capsys.readouterr().out
     data = page_data(page)
@@ -134,7 +138,7 @@ def test_show(workdir, root, tmp_path, capsys):
     assert data["layers"][0]["besideTitle"].startswith("softmax attention")
     assert len(data["filters"]) == 1
     assert data["charts"].keys() == {"curve-loss", "curve-accuracy", "activations"}
-    assert run("show", workdir, "--max-tokens", 3, "--index", 1, "--beside", root / "run") == 0
+    assert run("show", workdir, "--max-tokens", 3, "--index", 1, "--beside", workdir) == 0
     data = page_data(workdir / "show.html")
     assert len(data["labels"]) == 3
     assert data["layers"][0]["besideTitle"] == "run run, hyena: mixing matrix"
