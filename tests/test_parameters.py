@@ -11,43 +11,27 @@ from cases import CASES, OPTIONS
 from cases.case import D
 from parameter_table import entries
 
-from hyena_jax import mixers, models
-from hyena_jax.config import (
-    CKConvFilterConfig,
-    ExplicitFilterConfig,
-    FNOFilterConfig,
-    ImageClassifierConfig,
-    ImplicitFilterConfig,
-    LanguageModelConfig,
-    LookupFilterConfig,
-    ModalFilterConfig,
-    RealModalFilterConfig,
-    S4DFilterConfig,
-    ShortFilterConfig,
-    SirenFilterConfig,
-    STUFilterConfig,
-    TransferFunctionFilterConfig,
-    WindowedFilterConfig,
-)
+from hyena_jax import config, mixers, models
+from hyena_jax.config import ImageClassifierConfig, LanguageModelConfig
 from hyena_jax.filters import FILTERS, build_filter
 from hyena_jax.models.blocks import Block
 
 MAX_LEN = 41
 # name: configs that together have every parameter, and the values of the letters in shapes
 FILTER_CASES = {
-    "implicit": (ImplicitFilterConfig(emb_dim=5, width=7, train_decay=True), {"E": 5, "width": 7}),
-    "siren": (SirenFilterConfig(width=7), {"width": 7}),
-    "windowed": (WindowedFilterConfig(), {}),
-    "explicit": (ExplicitFilterConfig(n_taps=11), {"M": 11}),
-    "short": (ShortFilterConfig(n_taps=11), {"M": 11}),
-    "ckconv": (CKConvFilterConfig(emb_dim=5, width=7), {"E": 5, "width": 7}),
-    "fno": (FNOFilterConfig(n_modes=9), {"M": 9}),
-    "transfer_function": (TransferFunctionFilterConfig(n_state=4), {"n_state": 4}),
-    "s4d": (S4DFilterConfig(n_state=6), {"n_state": 6}),
-    "modal": (ModalFilterConfig(n_modes=5), {"n_modes": 5}),
-    "real_modal": (RealModalFilterConfig(n_modes=5), {"n_modes": 5}),
-    "lookup": (LookupFilterConfig(width=7), {"width": 7}),
-    "stu": (STUFilterConfig(n_vectors=4), {"K": 4}),
+    "implicit": (config.ImplicitFilterConfig(emb_dim=5, width=7, train_decay=True), {"E": 5, "width": 7}),
+    "siren": (config.SirenFilterConfig(width=7), {"width": 7}),
+    "windowed": (config.WindowedFilterConfig(), {}),
+    "explicit": (config.ExplicitFilterConfig(n_taps=11), {"M": 11}),
+    "short": (config.ShortFilterConfig(n_taps=11), {"M": 11}),
+    "ckconv": (config.CKConvFilterConfig(emb_dim=5, width=7), {"E": 5, "width": 7}),
+    "fno": (config.FNOFilterConfig(n_modes=9), {"M": 9}),
+    "transfer_function": (config.TransferFunctionFilterConfig(n_state=4), {"n_state": 4}),
+    "s4d": (config.S4DFilterConfig(n_state=6), {"n_state": 6}),
+    "modal": (config.ModalFilterConfig(n_modes=5), {"n_modes": 5}),
+    "real_modal": (config.RealModalFilterConfig(n_modes=5), {"n_modes": 5}),
+    "lookup": (config.LookupFilterConfig(width=7), {"width": 7}),
+    "stu": (config.STUFilterConfig(n_vectors=4), {"K": 4}),
 }
 
 
@@ -93,8 +77,8 @@ def test_mixers_document_their_parameters(name):
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_filters_document_their_parameters(name):
-    config, letters = FILTER_CASES[name]
-    shapes = shapes_of(build_filter(2, 3, MAX_LEN, config), MAX_LEN)
+    options, letters = FILTER_CASES[name]
+    shapes = shapes_of(build_filter(2, 3, MAX_LEN, options), MAX_LEN)
     assert undocumented(FILTERS[name], shapes, {"N": 2, "D": 3, "Lmax": MAX_LEN, **letters}) == []
     assert {entry.path for entry in entries(FILTERS[name])} == set(shapes)
 
@@ -106,7 +90,7 @@ IMAGES = ImageClassifierConfig(
 
 
 @pytest.mark.parametrize(
-    ("config", "inputs", "letters"),
+    ("model", "inputs", "letters"),
     [
         (
             dataclasses.replace(MODEL, tied_head=False, head_bias=True, embedding_norm="layer"),
@@ -120,8 +104,8 @@ IMAGES = ImageClassifierConfig(
         ),
     ],
 )
-def test_models_document_their_parameters(config, inputs, letters):
-    module = models.build(config)
+def test_models_document_their_parameters(model, inputs, letters):
+    module = models.build(model)
     shapes = shapes_of(module, inputs)
     assert undocumented(type(module), shapes, {"D": 4, **letters}) == []
     named = {entry.path for entry in entries(type(module)) if not entry.path.endswith("/*")}
@@ -131,8 +115,8 @@ def test_models_document_their_parameters(config, inputs, letters):
 def test_blocks_document_their_parameters():
     seen = set()
     for ffn in ("gelu_tanh", "geglu"):
-        config = dataclasses.replace(MODEL, ffn=ffn, ffn_shift=True)
-        shapes = shapes_of(Block(config.pattern[0], config), jnp.zeros((1, 3, 4)))
+        model = dataclasses.replace(MODEL, ffn=ffn, ffn_shift=True)
+        shapes = shapes_of(Block(model.pattern[0], model), jnp.zeros((1, 3, 4)))
         assert undocumented(Block, shapes, {"D": 4, "d_ff": 6}) == []
         seen |= set(shapes)
     assert {entry.path for entry in entries(Block) if not entry.path.endswith("/*")} <= seen

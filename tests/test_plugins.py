@@ -373,10 +373,8 @@ def test_config_json_says_where_a_part_came_from_and_who_lacks_it_is_told(tmp_pa
     assert config.changed_plugins(changed, moved) == []
     assert config.changed_plugins(changed, {"/elsewhere.py": values["plugins"][str(file)]}) == [line]
     del config.FILTER_CONFIGS._parts["power_law"]
-    with pytest.raises(
-        UserError,
-        match=r"power_law must be registered: add --plugin '/.*it'\\''s.py' \(in Python, import it first\)$",
-    ):
+    hint = r"power_law must be registered: add --plugin '/.*it'\\''s.py' \(in Python, import it first\)$"
+    with pytest.raises(UserError, match=hint):
         config.decode(values)
 
 
@@ -416,34 +414,21 @@ def test_malformed_plugins_of_a_run_folder_do_no_harm(plugins):
 
 
 def test_a_filter_of_ones_own_goes_into_every_long_convolution():
-    register(
-        "own",
-        dataclasses.make_dataclass("OwnFilter", [("a", int, 1)], bases=(FilterConfig,), frozen=True),
-        Own,
-    )
-    own = config.FILTER_CONFIGS["own"]()
+    own = dataclasses.make_dataclass("OwnFilter", [("a", int, 1)], bases=(FilterConfig,), frozen=True)
+    register("own", own, Own)
     for name, mixer in config.MIXER_CONFIGS.items():
         if "filter" in mixer.__dataclass_fields__:
-            assert (
-                config.decode(config.encode(experiment(mixer(filter=own)))).model.pattern[0].filter == own
-            ), name
+            found = config.decode(config.encode(experiment(mixer(filter=own()))))
+            assert found.model.pattern[0].filter == own(), name
 
 
 @pytest.mark.grid
 def test_a_mixer_from_a_file_keeps_the_contract():
     """In its own process, as its author would run it."""
     environment = os.environ | {"HYENA_JAX_PLUGINS": os.pathsep.join(map(str, MIXERS))}
+    contract = "-m pytest -n 0 tests/mixers/test_contract.py -k".split()
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-n",
-            "0",
-            "tests/mixers/test_contract.py",
-            "-k",
-            "ema or token_shift",
-        ],
+        [sys.executable, *contract, "ema or token_shift"],
         cwd=Path(__file__).parents[1],
         env={key: value for key, value in environment.items() if not key.startswith("PYTEST_")},
         capture_output=True,

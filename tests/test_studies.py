@@ -18,7 +18,7 @@ import protocol
 import pytest
 import reproduce
 import study
-from grid import grid_but
+from grid import grid_but, in_grid
 from results import faults_in_a_line
 from study import Study
 
@@ -155,12 +155,23 @@ FOLLOWED = {
 }
 
 
-def test_the_pages_beside_the_studies_are_made_from_the_results():
-    mixers, signed = (
-        runpy.run_path(str(EXPERIMENTS / name / "run.py")) for name in ("which_mixer", "signed")
+@pytest.mark.parametrize("is_traced", [{"hawk", "mamba2"}.__contains__, *in_grid(lambda mixer: True)])
+def test_the_page_of_all_mixers_is_made_from_the_results(is_traced):
+    """By default two sizes of a state are traced, and the others are read from the page."""
+    page = (EXPERIMENTS / "which_mixer" / "README.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"^\| `(\w+)` \|(?: [^|]+ \|){2} ([\d.,]+) \|", page, re.MULTILINE))
+    program = runpy.run_path(str(EXPERIMENTS / "which_mixer" / "run.py"))
+    assert [*shown] == [*program["MIXERS"]]
+    state_of = program["state_of"]
+    program["page"].__globals__["state_of"] = lambda mixer: (
+        state_of(mixer) if is_traced(mixer) else float(shown[mixer].replace(",", ""))
     )
+    assert page == program["page"]()
+
+
+def test_the_page_of_signed_is_made_from_its_results():
+    signed = runpy.run_path(str(EXPERIMENTS / "signed" / "run.py"))
     results = json.loads((EXPERIMENTS / "signed" / "results.json").read_text())
-    assert (EXPERIMENTS / "which_mixer" / "README.md").read_text(encoding="utf-8") == mixers["page"]()
     assert (EXPERIMENTS / "signed" / "README.md").read_text(encoding="utf-8") == signed["page"](results)
     assert signed["gain"]([4.0, 5.0, 6.0], [1.0, 2.0, 3.0]) == "3.000 (1.000 to 5.000)"
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grid import in_grid
 
 from hyena_jax import check, cli
 from hyena_jax.check.facts import BOUNDS, Fact, against_oracle
@@ -61,11 +62,11 @@ def test_every_mixer_config_and_layout_has_a_case():
     assert {"griffin", "olmo_hybrid", "images", "griffin:recurrentgemma_2b"} <= blocks
 
 
-@pytest.mark.parametrize("name", ["hawk", pytest.param("fir", marks=pytest.mark.grid)])
+@pytest.mark.parametrize("name", ["attention", *in_grid("hawk", "fir")])
 def test_a_right_mixer_holds_and_all_its_properties_are_compared(name):
     found = errors(check.cases()[name])
     assert all(fact.holds for fact in found.values())
-    kept_apart = {"documents"} if name == "hawk" else set()
+    kept_apart = {"documents"} if name != "fir" else set()
     assert found.keys() == {"value", "gradient", "bfloat16", "decoding", "bfloat16 decoding"} | kept_apart
 
 

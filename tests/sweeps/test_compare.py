@@ -53,8 +53,18 @@ def write_run(workdir, experiment, values, begun=1000.0, pause_at=None):
         now += 5.0
         held_out = {"validation/loss": 1 - value, "validation/accuracy": value}
         rows.append({"step": 10 * i, "time": now, **held_out})
+    return with_rows(workdir, rows)
+
+
+def with_rows(workdir, rows):
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return workdir
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that has no rows yet."""
+    return write_run(tmp_path / "run", experiment(HawkConfig()), ())
 
 
 @pytest.fixture
@@ -191,7 +201,7 @@ def test_runs_without_an_evaluation_are_left_out_of_a_sweep(sweep, capsys):
     """Such as one that diverged early, or has just begun."""
     write_run(sweep / "seed=7", experiment(AttentionConfig(2), seed=7), ())
     null = write_run(sweep / "seed=8", experiment(AttentionConfig(2), seed=8), ())
-    (null / "metrics.jsonl").write_text('{"step": 1, "time": 2.0, "validation/accuracy": null}\n')
+    with_rows(null, [{"step": 1, "time": 2.0, "validation/accuracy": None}])
     assert cli.main(["compare", str(sweep)]) == 0
     captured = capsys.readouterr()
     assert captured.err == "hyena-jax: not evaluated yet, and left out: seed=7, seed=8\n"
@@ -204,38 +214,30 @@ def test_a_name_that_is_not_utf_8_leaves_the_others(sweep, capsys):
     assert r"'\udcff' (a name that is not UTF-8)" in capsys.readouterr().err
 
 
-def test_rows_without_a_loss(tmp_path):
+def test_rows_without_a_loss(run):
     """The first value that all runs have is compared."""
-    folder = write_run(tmp_path / "run", experiment(HawkConfig()), ())
-    (folder / "metrics.jsonl").write_text('{"step": 1, "time": 1.0, "validation/other": 2.5}\n')
-    (row,) = hyena_jax.compare(folder)
+    (row,) = hyena_jax.compare(with_rows(run, [{"step": 1, "time": 1.0, "validation/other": 2.5}]))
     assert (row.metric, row.last) == ("other", (2.5,))
 
 
 @pytest.mark.grid
-def test_many_evaluations_and_the_largest_numbers_are_drawn(tmp_path):
-    folder = write_run(tmp_path / "run", experiment(HawkConfig()), ())
+def test_many_evaluations_and_the_largest_numbers_are_drawn(run, tmp_path):
     losses = [1e308, -1e308, *range(50_000)]
     rows = [{"step": i + 1, "time": 1.0 + i, "validation/loss": loss} for i, loss in enumerate(losses)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    hyena_jax.compare(folder, output=tmp_path / "curves.png")
+    hyena_jax.compare(with_rows(run, rows), output=tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("last", [430.0, -3600.0], ids=["a pause", "a clock set back"])
-def test_a_jump_between_few_rows_does_not_count(tmp_path, last):
-    folder = write_run(tmp_path / "run", experiment(HawkConfig()), ())
+def test_a_jump_between_few_rows_does_not_count(run, last):
     times = {5: 100.0, 10: 105.0, 14: last}
     rows = [{"step": step, "time": time, "validation/loss": 1.0} for step, time in times.items()]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (row,) = hyena_jax.compare(folder)
+    (row,) = hyena_jax.compare(with_rows(run, rows))
     assert row.seconds == pytest.approx(14)
 
 
-def test_rows_without_a_time_have_no_seconds(tmp_path):
-    run = write_run(tmp_path / "run", experiment(AttentionConfig(2)), ())
-    (run / "metrics.jsonl").write_text('{"step": 1, "validation/loss": 1.0}\n')
-    (row,) = hyena_jax.compare([run])
+def test_rows_without_a_time_have_no_seconds(run):
+    (row,) = hyena_jax.compare([with_rows(run, [{"step": 1, "validation/loss": 1.0}])])
     assert row.cells["seconds"] == "nan"
 
 
@@ -278,14 +280,13 @@ def test_axes_without_a_place_for_a_run_are_refused(tmp_path):
     with pytest.raises(UserError, match="the runs of seed=0 differ in their tokens per step"):
         hyena_jax.compare(tmp_path / "runs", by="seed", x="tokens", output=tmp_path / "figure.png")
     (run,) = read_runs([tmp_path / "runs" / "batch_size=8"])[0]
-    (run.workdir / "metrics.jsonl").write_text(json.dumps(run.rows[-1]) + "\n")
+    with_rows(run.workdir, run.rows[-1:])
     with pytest.raises(UserError, match="x must be 'step' where a run of .* has logged one step only"):
         hyena_jax.compare(run.workdir, x="seconds", output=tmp_path / "figure.png")
 
 
-def test_a_run_of_another_metric_is_refused(sweep, tmp_path):
-    run = write_run(tmp_path / "other", experiment(HawkConfig()), ())
-    (run / "metrics.jsonl").write_text('{"step": 1, "time": 2.0, "validation/loss": 1.0}\n')
+def test_a_run_of_another_metric_is_refused(sweep, run):
+    with_rows(run, [{"step": 1, "time": 2.0, "validation/loss": 1.0}])
     assert {row.metric for row in hyena_jax.compare([sweep, run])} == {"loss"}
     with pytest.raises(UserError, match="metric 'accuracy' is unknown"):
         hyena_jax.compare([sweep, run], metric="accuracy")
@@ -312,11 +313,10 @@ def test_only_the_best_value_of_a_setting_is_shown(tmp_path, by):
             name = f"variant={variant},optimizer.learning_rate={rate},seed={seed}"
             write_run(tmp_path / "runs" / name, one, (accuracy,))
     rows = hyena_jax.compare(tmp_path / "runs", by=by, best_by="optimizer.learning-rate")
-    labels = [
-        f"variant={name},optimizer.learning_rate={rate}"
-        for name, rate in (("hawk", 1e-3), ("attention", 2e-3))
+    assert [row.label for row in rows] == [
+        "variant=hawk,optimizer.learning_rate=0.001",
+        "variant=attention,optimizer.learning_rate=0.002",
     ]
-    assert [row.label for row in rows] == labels
     assert [row.mean for row in rows] == pytest.approx([0.55, 0.35])
 
 

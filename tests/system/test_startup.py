@@ -36,9 +36,8 @@ for dtype, rows in ((np.float32, 32_769), (np.float64, 16_385)):
 
 def test_nothing_is_said_of_writes_that_a_full_disk_left_undone():
     code = "from hyena_jax.system import startup; startup.quiet_libraries()\nasync def write(): pass\n"
-    code += (
-        "class Tree: pass\nkept = Tree(); kept.itself = kept; kept.rest = write()"  # freed at Python's end
-    )
+    # Freed at Python's end.
+    code += "class Tree: pass\nkept = Tree(); kept.itself = kept; kept.rest = write()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not done.stderr
 
