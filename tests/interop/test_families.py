@@ -1,7 +1,6 @@
 """Tiny models of the public references, stored with their logits: see `make_references.py`."""
 
 import dataclasses
-import json
 from functools import partial
 
 import grouped_heads
