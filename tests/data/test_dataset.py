@@ -1,4 +1,3 @@
-import itertools
 import subprocess
 import sys
 import threading
@@ -15,24 +14,12 @@ from hyena_jax.system.errors import UserError
 
 TOKENS = np.arange(29, dtype=np.uint8)
 SEQ_LEN = 7
-N_OFFSETS = 22
 
 
 def corpus(tokens, seq_len=SEQ_LEN):
     """These tokens to train on and to evaluate on."""
     options = {"tokenizer": IdsTokenizer(9), "fingerprint": "", "source": ""}
     return Corpus(train=tokens, held_out=tokens, seq_len=seq_len, **options)
-
-
-def assert_batches_equal(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(actual[name], expected[name])
-
-
-def offsets(dataset, n_batches):
-    """The first tokens, which TOKENS makes equal to the offsets."""
-    return np.concatenate([dataset[t]["inputs"][:, 0] for t in range(n_batches)])
 
 
 def test_windows_and_their_shift():
@@ -46,41 +33,6 @@ def test_windows_and_their_shift():
     for part in batch.values():
         assert part.shape == (5, 9)
         assert part.dtype == np.int32
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 64])
-def test_every_epoch_holds_every_offset_once(batch_size):
-    dataset = corpus(TOKENS).train_batches(batch_size, seed=3)
-    order = offsets(dataset, -(-3 * N_OFFSETS // batch_size))[: 3 * N_OFFSETS].reshape(3, N_OFFSETS)
-    for epoch in order:
-        assert sorted(epoch) == list(range(N_OFFSETS))
-    orders = {tuple(epoch) for epoch in order} | {tuple(range(N_OFFSETS))}
-    assert len(orders) == 4
-
-
-def test_seeds_decide_the_order():
-    first, again, other = (offsets(corpus(TOKENS).train_batches(4, seed), 10) for seed in (5, 5, 6))
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).any()
-    assert len(offsets(corpus(TOKENS).train_batches(4, 2**32 - 1), 10)) == 40
-
-
-@pytest.mark.parametrize("process_count", [1, 2, 3, 12])
-def test_processes_read_the_rows_of_the_global_batch(process_count):
-    whole = corpus(TOKENS).train_batches(12, seed=1)
-    parts = [corpus(TOKENS).train_batches(12, 1, index, process_count) for index in range(process_count)]
-    for t in (0, 1, 17):
-        assert parts[0][t]["inputs"].shape == (12 // process_count, SEQ_LEN)
-        joined = {name: np.concatenate([part[t][name] for part in parts]) for name in ("inputs", "targets")}
-        assert_batches_equal(joined, whole[t])
-
-
-@pytest.mark.parametrize("start", [0, 1, 13, 10**9])
-def test_batch_t_does_not_depend_on_where_iteration_starts(start):
-    dataset = corpus(TOKENS).train_batches(4, seed=2)
-    for t, batch in itertools.islice(iterate(dataset, start), 9):
-        assert_batches_equal(batch, dataset[t])
-    assert t == start + 8
 
 
 def test_closing_the_iterator_ends_its_thread():
@@ -107,11 +59,6 @@ def test_an_open_iterator_does_not_hold_up_the_end_of_the_program():
     assert (done.stdout, done.stderr) == ("5\n", "")
 
 
-def test_wrong_arguments():
-    with pytest.raises(UserError, match="batch_size must be a multiple of process_count=5, got 12"):
-        corpus(TOKENS).train_batches(12, 0, 0, 5)
-
-
 @pytest.mark.parametrize("n_tokens", [2, 7, 8, 9, 15, 22, 23, 101, 113])
 @pytest.mark.parametrize("batch_size", [1, 3, 5])
 def test_evaluation_predicts_every_token_once(n_tokens, batch_size):
@@ -132,27 +79,6 @@ def test_evaluation_predicts_every_token_once(n_tokens, batch_size):
     np.testing.assert_array_equal(inputs[weights == 1], tokens[:-1])
     assert not targets[weights == 0].any()
     assert not inputs[weights.sum(axis=1) == 0].any()
-
-
-@pytest.mark.parametrize(
-    ("max_windows", "chosen"), [(1, [0]), (2, [0, 10]), (3, [0, 5, 10]), (11, None), (99, None)]
-)
-def test_evaluation_on_evenly_spaced_windows(max_windows, chosen):
-    tokens = np.arange(11 * SEQ_LEN + 1)
-    batches = list(corpus(tokens).eval_batches(2, max_windows))
-    assert len(batches) == -(-corpus(tokens).n_eval_rows(max_windows) // 2)
-    inputs, weights = (np.concatenate([batch[name] for batch in batches]) for name in ("inputs", "weights"))
-    starts = inputs[weights[:, 0] == 1, 0] // SEQ_LEN
-    np.testing.assert_array_equal(starts, range(11) if chosen is None else chosen)
-
-
-@pytest.mark.parametrize("max_windows", range(1, 12))
-def test_evenly_spaced_windows_are_distinct(max_windows):
-    tokens = np.arange(11 * SEQ_LEN + 1)
-    batches = list(corpus(tokens).eval_batches(4, max_windows))
-    weights, inputs = ([batch[name] for batch in batches] for name in ("weights", "inputs"))
-    starts = np.concatenate(inputs)[np.concatenate(weights)[:, 0] == 1, 0]
-    assert len(set(starts)) == max_windows
 
 
 @dataclass(frozen=True)
@@ -188,18 +114,9 @@ def test_two_methods_and_a_tokenizer_are_a_data_set(own_parts):
     experiment = Experiment(model=model, data=SquaresConfig(), logging=LoggingConfig(sample_prompt="1"))
     assert data.complete(experiment).model.vocab_size == 10
     for changes, message in (
-        (
-            {"logging": LoggingConfig(sample_prompt="a")},
-            "logging.sample_prompt 'a': text must hold",
-        ),
-        (
-            {"model": LanguageModelConfig(max_len=1)},
-            r"inputs of a row must be at most .*=1 .*\(2,\)",
-        ),
-        (
-            {"model": LanguageModelConfig(vocab_size=9)},
-            "model.vocab_size must be at least the data's 10",
-        ),
+        ({"logging": LoggingConfig(sample_prompt="a")}, "logging.sample_prompt 'a': text must hold"),
+        ({"model": LanguageModelConfig(max_len=1)}, r"inputs of a row must be at most .*=1 .*\(2,\)"),
+        ({"model": LanguageModelConfig(vocab_size=9)}, "model.vocab_size must be at least the data's 10"),
     ):
         with pytest.raises(UserError, match=message):
             data.complete(replace(experiment, **changes))

@@ -78,22 +78,18 @@ def test_wrong_folders(tmp_path, files, message):
         read_pair("path", str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["absent", "file"])
-def test_no_folder(tmp_path, name):
-    (tmp_path / "file").write_bytes(IMAGES)
-    message = f"validation_path must be an existing folder with a pair of IDX files, got '.*{name}'"
-    with pytest.raises(UserError, match=message):
-        read_pair("validation_path", str(tmp_path / name))
-
-
-def test_a_file_without_permission(tmp_path, monkeypatch):
+def test_a_folder_that_is_not_there_or_cannot_be_read(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    write_pair(tmp_path)
+    pair = write_pair(tmp_path / "pair")
+    for path in (tmp_path / "absent", pair / "labels-ubyte"):
+        message = f"validation_path must be an existing folder with a pair of IDX files, got '{path}'"
+        with pytest.raises(UserError, match=message):
+            read_pair("validation_path", str(path))
     monkeypatch.setattr("os.open", refuse)
     with pytest.raises(UserError, match=r"path '.*images-ubyte' cannot be read: .*Permission denied"):
-        read_pair("path", str(tmp_path))
+        read_pair("path", str(pair))
 
 
 MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist_t10k"
@@ -134,16 +130,16 @@ def test_validation_path_is_held_out(tmp_path):
     assert_equal(found.held_out, random_images(4, seed=4)[0][..., None], random_images(4)[1])
 
 
-def test_images_of_two_sizes(tmp_path):
-    path, other = write_pair(tmp_path / "a", 9), write_pair(tmp_path / "b", 4, height=7)
+def test_images_of_two_sizes_and_one_image_alone_are_refused(tmp_path):
+    path, other, one = (
+        str(write_pair(tmp_path / name, n, height=height))
+        for name, n, height in (("a", 9, 6), ("b", 4, 7), ("pair", 1, 6))
+    )
     message = r"held-out images must have the training images' shape \(6, 5, 1\), got \(7, 5, 1\)"
     with pytest.raises(UserError, match=message):
-        load_image_set(ImagesConfig(path=str(path), validation_path=str(other)))
-
-
-def test_one_image_cannot_be_split(tmp_path):
+        load_image_set(ImagesConfig(path=path, validation_path=other))
     with pytest.raises(UserError, match=r"path must hold at least 2 images, .*, got '.*pair' with 1"):
-        load_image_set(ImagesConfig(path=str(write_pair(tmp_path / "pair", 1))))
+        load_image_set(ImagesConfig(path=one))
 
 
 @pytest.mark.skipif(not MNIST.is_dir(), reason="the 10,000 test images of MNIST are absent")
@@ -265,43 +261,14 @@ def test_equal_pixels_are_refused():
         fit_normalization(np.full((3, 2, 2, 1), 7, np.uint8))
 
 
-def test_batches_to_train_on(images):
-    dataset = images.train_batches(batch_size=10, seed=3)
-    known = {image.tobytes(): label for image, label in zip(*images.train, strict=True)}
-    scale = images.normalization
-    seen = []
-    for t in range(18):  # five epochs of 36 images
-        batch = dataset[t]
-        assert (batch["inputs"].shape, batch["inputs"].dtype) == ((10, 6, 5, 1), np.float32)
-        assert (batch["targets"].shape, batch["targets"].dtype) == ((10,), np.int32)
-        pixels = np.rint((batch["inputs"] * scale.std + scale.mean) * 255).astype(np.uint8)
-        assert [known[image.tobytes()] for image in pixels] == batch["targets"].tolist()
-        seen += [image.tobytes() for image in pixels]
-        np.testing.assert_array_equal(images.train_batches(10, 3)[t]["inputs"], batch["inputs"])
-    assert all(sorted(seen[36 * i : 36 * (i + 1)]) == sorted(known) for i in range(5))
-    assert seen[:36] != seen[36:72]
-    assert (images.train_batches(10, 4)[0]["inputs"] != dataset[0]["inputs"]).any()
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
-def test_every_held_out_image_is_judged_once(images, batch_size):
-    batches = list(images.eval_batches(batch_size))
-    inputs, targets, weights = (
-        np.concatenate([batch[name] for batch in batches]) for name in ("inputs", "targets", "weights")
-    )
-    assert len(inputs) == batch_size * -(-4 // batch_size)
-    np.testing.assert_array_equal(weights, np.arange(len(inputs)) < 4)
-    assert (weights.dtype, targets.dtype, inputs.dtype) == (np.float32, np.int32, np.float32)
-    np.testing.assert_array_equal(inputs[:4], images.normalization(images.held_out.images))
-    np.testing.assert_array_equal(targets[:4], images.held_out.labels)
-    assert images.n_eval_rows() == images.n_held_out == 4
-
-
-def test_some_held_out_images_are_evenly_spaced(images):
-    (batch,) = images.eval_batches(2, max_rows=2)
-    np.testing.assert_array_equal(batch["inputs"], images.normalization(images.held_out.images[[0, 3]]))
-    assert images.n_eval_rows(2) == 2
-    assert images.n_eval_rows(9) == 4
+def test_rows_are_normalised_images_and_their_labels(images):
+    for part, rows in (
+        (images.train, images.train_rows(np.arange(36))),
+        (images.held_out, images.held_out_rows(np.arange(4))),
+    ):
+        assert (rows["inputs"].dtype, rows["targets"].dtype) == (np.float32, np.int32)
+        np.testing.assert_array_equal(rows["inputs"], images.normalization(part.images))
+        np.testing.assert_array_equal(rows["targets"], part.labels)
 
 
 def test_the_model_takes_its_sizes_from_the_images(config, images):
@@ -324,13 +291,6 @@ def test_a_model_that_contradicts_the_images(config, images, model, message):
         images.complete(experiment(config, **model))
 
 
-def test_metrics(images):
-    sums = {"count": 4.0, "nats": 2.0, "correct": 3.0, "probability": 1.0}
-    assert images.metrics(sums) == {"accuracy": 0.75}
-    assert images.metrics({"count": 4.0}) == {}
-    assert images.loss_metrics(0.5) == {}
-
-
 def test_a_given_normalization_is_used_and_survives_json(config, images):
     given = Normalization(0.5, 0.25)
     other = load(config, given)
@@ -338,6 +298,12 @@ def test_a_given_normalization_is_used_and_survives_json(config, images):
     assert encoding_from_json(other.to_json()) == given
     assert other.to_json()["fingerprint"] == other.fingerprint != images.fingerprint
     assert other.normalization(np.array([0, 255], np.uint8)).tolist() == [-2, 2]
+
+
+def test_metrics(images):
+    sums = {"count": 4.0, "nats": 2.0, "correct": 3.0, "probability": 1.0}
+    assert images.metrics(sums) == {"accuracy": 0.75}
+    assert images.metrics({"count": 4.0}) == images.loss_metrics(0.5) == {}
 
 
 @pytest.mark.parametrize("values", [{}, None, {"mean": "x", "std": 1}, {"mean": 0}])

@@ -22,11 +22,8 @@ from hyena_jax.data.shard_index import read_index
 from hyena_jax.data.tokenizers import BpeTokenizer, BytesTokenizer
 from hyena_jax.system.errors import UserError
 
-WORDS = (
-    "the quick brown fox jumps over one lazy dog and naps\nthen  two\n\nmore \u00e9t\u00e9 days go by".split(
-        " "
-    )
-)
+WORDS = "the quick brown fox jumps over one lazy dog and naps\nthen  two\n\nmore \u00e9t\u00e9 days go by"
+WORDS = WORDS.split(" ")
 TEXTS = [" ".join(random.Random(i).choices(WORDS, k=5 + i % 40)) for i in range(300)]
 BYTES = BytesTokenizer()
 
@@ -58,6 +55,11 @@ def made(inputs, output, tokenizer=BYTES, workers=1, progress=no_progress, **opt
     options = {"eos": 0, "part_size": 5000, "held_out": 0.1, **options}
     inputs = [inputs] if isinstance(inputs, str) else inputs
     return prepare.prepare(prepare.make_plan(inputs, tokenizer, **options), str(output), workers, progress)
+
+
+def refused(message, inputs, output, **options):
+    with pytest.raises(UserError, match=message):
+        made(inputs, output, **options)
 
 
 def content(folder):
@@ -158,8 +160,6 @@ def test_killed_five_times(tmp_path):
 
 @pytest.mark.cloud
 def test_a_bucket_holds_the_same_bytes(lines, tmp_path, bucket):
-    from hyena_jax.data.objects import Objects
-
     made(lines, tmp_path / "out")
     index = made(lines, bucket)
     objects = Objects(bucket, "output")
@@ -190,25 +190,18 @@ def test_every_kind_of_input_holds_the_same_documents(lines, tmp_path):
     assert len(index.shards) == 5  # one for each group of rows
 
 
-def test_a_parquet_file_of_other_bytes_than_utf8_is_one_line(tmp_path):
+def test_parquet_files_of_other_text_or_columns_or_with_a_damaged_end(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, out = tmp_path / "a.parquet", tmp_path / "out"
     latin = pyarrow.array([b"caf\xe9"], pyarrow.binary()).view(pyarrow.string())
-    parquet.write_table(pyarrow.table({"text": latin}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="group 0 of '.*a.parquet' cannot be read: 'utf-8' codec"):
-        made(str(tmp_path / "a.parquet"), tmp_path / "out")
-
-
-def test_parquet_files_with_two_columns_of_a_name_or_a_damaged_end(tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": latin}), path)
+    refused("group 0 of '.*a.parquet' cannot be read: 'utf-8' codec", str(path), out)
     parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), path)
-    with pytest.raises(UserError, match="field must be one column of .*: text, text, got 'text'"):
-        made(str(path), tmp_path / "out")
+    refused("field must be one column of .*: text, text, got 'text'", str(path), tmp_path / "other")
     data = bytearray(path.read_bytes())
     data[-40:-8] = b"\xff" * 32
     path.write_bytes(data)
-    with pytest.raises(UserError, match="a.parquet' is not a Parquet file"):
-        made(str(path), tmp_path / "other")
+    refused("a.parquet' is not a Parquet file", str(path), tmp_path / "third")
 
 
 class FakeSplit(list):
@@ -244,12 +237,10 @@ def test_a_split_of_tensorflow_datasets_holds_the_same_documents(lines, tmp_path
     assert len(index.shards) == 4
     index = made("tfds:fake:test", tmp_path / "test", held_out=0.0)
     np.testing.assert_array_equal(tokens_of(tmp_path / "test", index.shards), [*b"a\0b\0"])
-    with pytest.raises(
-        UserError, match="INPUT must be tfds:fake:SPLIT with one of train, test, got 'tfds:fake:dev"
-    ):
-        made("tfds:fake:dev", tmp_path / "dev")
-    with pytest.raises(UserError, match="field must be a feature of tfds:fake:train, example 0: text, label"):
-        made("tfds:fake", tmp_path / "field", field="body")
+    message = "INPUT must be tfds:fake:SPLIT with one of train, test, got 'tfds:fake:dev"
+    refused(message, "tfds:fake:dev", tmp_path / "dev")
+    message = "field must be a feature of tfds:fake:train, example 0: text, label"
+    refused(message, "tfds:fake", tmp_path / "field", field="body")
 
 
 def test_a_long_text_is_encoded_as_if_it_were_not_cut(tmp_path, bpe, monkeypatch):
@@ -303,49 +294,41 @@ def test_a_folder_is_its_files_in_order(tmp_path):
     assert len(index.shards) == 1
 
 
-def test_verify_finds_what_was_changed(lines, tmp_path, capsys):
-    made(lines, tmp_path / "out")
-    assert run(["prepare", "--verify", "--output", str(tmp_path / "out"), "--workers", "1"]) == 0
-    assert "shards are as their index says" in capsys.readouterr().out
-    path = tmp_path / "out" / "shard-00001.ends"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="shard-00001.ends has the SHA-256 .* remove part-00001.json"):
-        prepare.verify(str(tmp_path / "out"), 1, no_progress)
-    path.unlink()
-    with pytest.raises(UserError, match="shard-00001.ends is missing"):
-        prepare.verify(str(tmp_path / "out"), 1, no_progress)
-    (tmp_path / "out" / "part-00001.json").unlink()
-    made(lines, tmp_path / "out")
-    prepare.verify(str(tmp_path / "out"), 1, no_progress)
-
-
 @pytest.mark.parametrize("suffix", [".bin", ".ends"])
-def test_the_same_command_notices_a_shard_that_is_gone_or_empty(lines, tmp_path, suffix):
-    made(lines, tmp_path / "out")
-    path = tmp_path / "out" / f"shard-00001{suffix}"
-    path.write_bytes(b"")
-    with pytest.raises(UserError, match=f"{suffix} has 0 bytes, but should have .* remove part-00001.json"):
-        made(lines, tmp_path / "out")
-    path.unlink()
-    with pytest.raises(UserError, match=f"{suffix} has no bytes, but should have .* remove part-00001.json"):
-        made(lines, tmp_path / "out")
-    (tmp_path / "out" / "part-00001.json").unlink()
-    made(lines, tmp_path / "out")
-    prepare.verify(str(tmp_path / "out"), 1, no_progress)
+def test_verify_and_the_same_command_notice_a_shard_that_was_changed(lines, tmp_path, capsys, suffix):
+    """And the command makes it again."""
+    out = tmp_path / "out"
+    made(lines, out)
+    assert run(["prepare", "--verify", "--output", str(out), "--workers", "1"]) == 0
+    assert "shards are as their index says" in capsys.readouterr().out
+    path, again = out / f"shard-00001{suffix}", "remove part-00001.json"
+    for data, changed, missing in (
+        (path.read_bytes()[:-1], "has the SHA-256", r"has \d+ bytes, but should have"),
+        (b"", "has the SHA-256", "has 0 bytes, but should have"),
+        (None, "is missing", "has no bytes, but should have"),
+    ):
+        path.unlink() if data is None else path.write_bytes(data)
+        with pytest.raises(UserError, match=f"shard-00001{suffix} {changed}.*{again if data else ''}"):
+            prepare.verify(str(out), 1, no_progress)
+        refused(f"{suffix} {missing} .* {again}", lines, out)
+    (out / "part-00001.json").unlink()
+    made(lines, out)
+    prepare.verify(str(out), 1, no_progress)
 
 
 def test_the_same_command_notices_a_description_that_was_edited(lines, tmp_path):
-    made(lines, tmp_path / "out")
-    path, before = tmp_path / "out" / "part-00001.json", content(tmp_path / "out")
+    out = tmp_path / "out"
+    made(lines, out)
+    path, before = out / "part-00001.json", content(out)
     path.write_text(re.sub('"text_bytes": [0-9]+', '"text_bytes": 1', path.read_text()))
-    index = tmp_path / "out" / "index.json"
     for _ in ("finished", "not finished"):
-        with pytest.raises(UserError, match=r"part-00001.json is damaged: .* remove it and prepare again"):
-            made(lines, tmp_path / "out")
-        index.unlink(missing_ok=True)
+        refused("part-00001.json is damaged: .*; remove it and prepare again", lines, out)
+        (out / "index.json").unlink(missing_ok=True)
     path.unlink()
-    made(lines, tmp_path / "out")
-    assert content(tmp_path / "out") == before
+    made(lines, out)
+    assert content(out) == before
+    path.write_text("{}")
+    refused("part-00001.json is damaged: .*; remove it and prepare again", lines, out)
 
 
 def test_an_input_that_was_changed_in_place_is_another_input(lines, tmp_path):
@@ -353,10 +336,7 @@ def test_an_input_that_was_changed_in_place_is_another_input(lines, tmp_path):
     before = content(tmp_path / "out")
     status = os.stat(lines)
     os.utime(lines, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    with pytest.raises(
-        UserError, match="other settings: the times at which inputs were changed; give a new folder"
-    ):
-        made(lines, tmp_path / "out")
+    refused("other settings: the times at which inputs were changed; give a new", lines, tmp_path / "out")
     assert content(tmp_path / "out") == before
     plan = tmp_path / "out" / "plan.json"  # as an earlier version wrote it
     plan.write_text(json.dumps({k: v for k, v in json.loads(plan.read_text()).items() if k != "times"}))
@@ -379,30 +359,26 @@ def test_of_two_commands_that_begin_at_the_same_moment_one_is_refused(lines, tmp
     made(lines, tmp_path / "out", eos=1)
 
 
-@pytest.mark.parametrize("value", [["x"], 5, None])
-def test_an_index_whose_digest_is_no_text(lines, tmp_path, value):
-    made(lines, tmp_path / "out")
-    path = tmp_path / "out" / "index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_sha256": value}))
-    with pytest.raises(
-        UserError, match="index.json is not an index of shards: tokenizer_sha256 must be a SHA"
-    ):
-        prepare.verify(str(tmp_path / "out"), 1, no_progress)
-
-
-def test_a_shard_whose_name_is_no_text_is_one_line(lines, tmp_path):
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        *(
+            (r'"tokenizer_sha256": "\w+"', f'"tokenizer_sha256": {value}', ": tokenizer_sha256 must be a SHA")
+            for value in ('["x"]', "5", "null")
+        ),
+        ("shard-00000", r"\\ud800", r": name is '\\ud800'"),
+        ("shard-00000", "first", None),
+    ],
+)
+def test_an_index_with_other_digests_or_names(lines, tmp_path, old, new, message):
     made(lines, tmp_path / "out", held_out=0.0, part_size=10**6)
     path = tmp_path / "out" / "index.json"
-    path.write_text(path.read_text().replace("shard-00000", "\\ud800"))
-    with pytest.raises(UserError, match=r"index.json is not an index of shards: name is '\\ud800'"):
-        prepare.verify(str(tmp_path / "out"), 1, no_progress)
-
-
-def test_a_missing_shard_of_another_name(lines, tmp_path):
-    made(lines, tmp_path / "out", held_out=0.0, part_size=10**6)
-    path = tmp_path / "out" / "index.json"
-    path.write_text(path.read_text().replace("shard-00000", "first"))
-    with pytest.raises(UserError, match="first.bin is missing, but its index says [0-9a-f]*$"):
+    text, n = re.subn(old, new, path.read_text())
+    assert n == 1
+    path.write_text(text)
+    message = message and f"index.json is not an index of shards{message}"
+    message = message or "first.bin is missing, but its index says [0-9a-f]*$"
+    with pytest.raises(UserError, match=message):
         prepare.verify(str(tmp_path / "out"), 1, no_progress)
 
 
@@ -428,14 +404,6 @@ def test_without_a_terminal_rows_say_speed_and_time_left(lines, tmp_path, capsys
     assert rows[-1].endswith("0:00:00 left")
 
 
-def test_texts_without_text_and_no_output_are_refused(tmp_path):
-    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n' * 3)
-    for output, message in ((str(tmp_path / "out"), "all documents are empty"), ("", "--output must be")):
-        given = ["prepare", str(tmp_path / "empty.jsonl"), "--tokenizer", "bytes", "--output", output]
-        with pytest.raises(UserError, match=message):
-            run([*given, "--workers", "1"])
-
-
 @pytest.mark.parametrize("output", ["s3://bucket/x", "file/x", "nowhere"])
 def test_an_output_that_cannot_be_a_folder_is_wrong_input(lines, tmp_path, monkeypatch, output):
     monkeypatch.chdir(tmp_path)
@@ -452,20 +420,22 @@ def test_an_output_that_cannot_be_a_folder_is_wrong_input(lines, tmp_path, monke
         ({"eos": 256}, "eos must be an id of the vocabulary, below 256, got 256"),
         (
             {"eos": "ab"},
-            r"eos must be an id below 256, or the text of one token \(this is 2: \[97, 98\]\); bytes have no",
+            r"eos must be an id below 256, or the text of one token \(this is 2: \[97, 98\]\); b",
         ),
         ({"held_out": 0.7}, r"held_out must be in \[0, 0.5\]"),
         (
             {"field": "body"},
-            "field must be a key of every document, but .*docs.jsonl, byte 0 is an object with text",
+            "field must be a key of every document, but .*docs.jsonl, byte 0 is an object wi",
         ),
         ({"field": "id"}, "field must be a text, but in .* it is int"),
         ({"inputs": ["nowhere.txt"]}, "INPUT must be a file, a folder, or tfds:NAME, got 'nowhere.txt'"),
     ],
 )
 def test_wrong_settings_are_one_line(lines, tmp_path, options, message):
-    with pytest.raises(UserError, match=message):
-        made(**{"inputs": lines, "output": tmp_path / "out", **options})
+    refused(message, **{"inputs": lines, "output": tmp_path / "out", **options})
+
+
+PACKED = gzip.compress(b'{"text": "abc"}\n', mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -477,12 +447,8 @@ def test_wrong_settings_are_one_line(lines, tmp_path, options, message):
         ("a.jsonl", b"[1]\n", "field must be a key of every document, but .* is list"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a.jsonl, byte 0: text must hold only symbols of the bytes"),
         ("a.jsonl.gz", b"abc", "a.jsonl.gz' cannot be read: Not a gzipped file"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "abc"}\n', mtime=0)[:-9], "a.jsonl.gz' cannot be read"),
-        (
-            "a.jsonl.gz",
-            gzip.compress(b"", mtime=0)[:10] + b"\xff" * 9,
-            "a.jsonl.gz' cannot be read: Error -3",
-        ),
+        ("a.jsonl.gz", PACKED[:-9], "a.jsonl.gz' cannot be read"),
+        ("a.jsonl.gz", PACKED[:10] + b"\xff" * 9, "a.jsonl.gz' cannot be read: Error -3"),
         ("a.txt.gz", b"abc", "INPUT must be a text, .parquet, or one of .jsonl"),
         ("a.parquet", b"abc", "a.parquet' is not a Parquet file"),
         ("a.bin", b"abc", "is a file of tokens, not of text"),
@@ -491,8 +457,14 @@ def test_wrong_settings_are_one_line(lines, tmp_path, options, message):
 )
 def test_wrong_files_are_one_line(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=message):
-        made(str(tmp_path / name), tmp_path / "out")
+    refused(message, str(tmp_path / name), tmp_path / "out")
+
+
+def test_documents_that_are_all_empty(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n' * 3)
+    given = ["prepare", str(tmp_path / "a.jsonl"), "--tokenizer", "bytes", "--output", str(tmp_path / "out")]
+    with pytest.raises(UserError, match="all documents are empty"):
+        run([*given, "--workers", "1"])
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
@@ -500,13 +472,12 @@ def test_a_line_of_json_has_a_limit(tmp_path, monkeypatch, name):
     monkeypatch.setattr(documents, "MAX_DOCUMENT", 99)
     line = json.dumps({"text": "a" * 87}).encode() + b"\n"
     assert len(line) == 100
-    for output, data in (("out", line.replace(b"a", b"", 1)), ("other", line)):
-        (tmp_path / name).write_bytes(gzip.compress(2 * data) if name.endswith("gz") else 2 * data)
-        if output == "out":
-            made(str(tmp_path / name), tmp_path / output)
-            continue
-        with pytest.raises(UserError, match="byte 0 must be a line of at most 99 bytes, got 'a longer one'"):
-            made(str(tmp_path / name), tmp_path / output)
+    path, pack = tmp_path / name, gzip.compress if name.endswith("gz") else bytes
+    path.write_bytes(pack(2 * line.replace(b"a", b"", 1)))
+    made(str(path), tmp_path / "out")
+    path.write_bytes(pack(2 * line))
+    message = "byte 0 must be a line of at most 99 bytes, got 'a longer one'"
+    refused(message, str(path), tmp_path / "other")
 
 
 @pytest.mark.grid
@@ -534,24 +505,16 @@ def test_a_worker_that_is_killed_is_one_line(lines, tmp_path):
 
 def test_other_shards_and_other_files_are_left_alone(lines, tmp_path):
     made(lines, tmp_path / "out")
-    before, status = content(tmp_path / "out"), os.stat(lines)
-    with pytest.raises(UserError, match="holds shards of other settings: eos, held_out; give a new folder"):
-        made(lines, tmp_path / "out", eos=1, held_out=0.2)
+    before = content(tmp_path / "out")
+    message = "holds shards of other settings: eos, held_out; give a new folder"
+    refused(message, lines, tmp_path / "out", eos=1, held_out=0.2)
     with Path(lines).open("a") as file:
         file.write('{"text": "more"}\n')
-    with pytest.raises(UserError, match="other settings: inputs or their sizes"):
-        made(lines, tmp_path / "out")
+    refused("other settings: inputs or their sizes", lines, tmp_path / "out")
     assert content(tmp_path / "out") == before
-    (tmp_path / "out" / "part-00001.json").write_text("{}")
-    with Path(lines).open("r+") as file:
-        file.truncate(Path(lines).stat().st_size - len('{"text": "more"}\n'))
-    os.utime(lines, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(UserError, match="part-00001.json is damaged: .*; remove it and prepare again"):
-        made(lines, tmp_path / "out")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="output must be a new or empty folder"):
-        made(lines, tmp_path / "other")
+    refused("output must be a new or empty folder", lines, tmp_path / "other")
     assert content(tmp_path / "other") == {"mine.txt": b"mine"}
 
 
@@ -559,12 +522,10 @@ def test_other_shards_and_other_files_are_left_alone(lines, tmp_path):
     ("flags", "message"),
     [
         (["a.txt", "--tokenizer", "bytes"], "--output must be given"),
+        (["a.txt", "--tokenizer", "bytes", "--output", ""], "--output must be"),
         (["--output", "o", "--tokenizer", "bytes"], "INPUT must be files, folders"),
         (["a.txt", "--output", "o"], "tokenizer_path must be given exactly when tokenizer is"),
-        (
-            [".", "--output", "o", "--tokenizer", "bytes"],
-            "--output must be outside of INPUT '.', which would be",
-        ),
+        ([".", "--output", "o", "--tokenizer", "bytes"], "--output must be outside of INPUT '.', which wo"),
         (["a.txt", "--output", "o", "--verify"], "INPUT must be left out with --verify"),
         (["--output", "nowhere", "--verify"], "index.json does not exist: the command that wrote"),
         (["a.txt", "--output", "o", "--tokenizer", "gpt"], "--tokenizer 'gpt' is unknown"),

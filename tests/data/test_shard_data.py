@@ -206,11 +206,8 @@ def test_files_without_an_index(tmp_path):
     ids = write_source(tmp_path / "web", SIZES["web"])
     indexed = load(config(tmp_path / "web"))
     (tmp_path / "web" / "index.json").unlink()
-    options = {
-        "dtype": "uint16",
-        "vocab_size": 300,
-        "validation_sources": (f"{tmp_path}/web/held-out-00000.bin",),
-    }
+    options = {"dtype": "uint16", "vocab_size": 300}
+    options |= {"validation_sources": (f"{tmp_path}/web/held-out-00000.bin",)}
     data = load(config(f"{tmp_path}/web/shard-*.bin", **options))
     assert data.tokenizer.vocab_size == 300
     assert_equal_batches(batches(data), batches(indexed))
@@ -224,14 +221,10 @@ def test_files_without_an_index(tmp_path):
         load(config(files, **options, documents=True))
     assert load(config(files, **options, documents=True, eos=3)).eos == 3
     small = load(config(files, **{**options, "vocab_size": 200}))
-    with pytest.raises(
-        UserError, match="shard-0000.*.bin must be ids below the vocabulary's size 200, got 2"
-    ):
+    with pytest.raises(UserError, match="shard-0000.*.bin must be ids below the vocabulary's size 200, got"):
         batches(small)
     (tmp_path / "odd.bin").write_bytes(b"abc")
-    with pytest.raises(
-        UserError, match="odd.bin must be uint16 numbers, a multiple of 2 bytes, got '3 bytes'"
-    ):
+    with pytest.raises(UserError, match="odd.bin must be uint16 numbers, a multiple of 2 bytes, got '3 byte"):
         load(config(tmp_path / "odd.bin", **options))
 
 
@@ -247,62 +240,49 @@ def damaged(path, **changes):
     path.write_text(json.dumps({**values, **changes}))
 
 
-def without_the_index(folder):
-    (folder / "index.json").unlink()
+TWO, ENCODING, INDEX = "shard-00001.bin", "encoding.json", "index.json"
+
+
+def nothing(folder):
+    pass
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def written(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def indexed(**changes):
+    return lambda folder: damaged(folder / INDEX, **changes)
 
 
 @pytest.mark.parametrize(
     ("harm", "options", "message"),
     [
+        (without(TWO), {}, "shard-00001.bin is missing, but its index lists it"),
+        (written(TWO, "ab"), {}, "shard-00001.bin has 2 bytes, but its index says 114"),
+        (nothing, {"dtype": "uint32"}, "dtype must be 'uint16', as the index of .* says, got 'uint32'"),
+        (nothing, {"vocab_size": 100}, "vocab_size must be 256, as the index of"),
+        (nothing, {"eos": 3}, "eos must be 10, as the index of"),
+        (nothing, {"weights": (0.5, 0.5)}, "weights must be 1 numbers, one for each source: web, got"),
+        (nothing, {"seq_len": 200}, "source 'web' is too short: its longest shard has 200 tokens, and seq_l"),
         (
-            lambda f: (f / "shard-00001.bin").unlink(),
-            {},
-            "shard-00001.bin is missing, but its index lists it",
-        ),
-        (
-            lambda f: (f / "shard-00001.bin").write_bytes(b"ab"),
-            {},
-            "shard-00001.bin has 2 bytes, but its index says 114",
-        ),
-        (
-            lambda f: None,
-            {"dtype": "uint32"},
-            "dtype must be 'uint16', as the index of .* says, got 'uint32'",
-        ),
-        (lambda f: None, {"vocab_size": 100}, "vocab_size must be 256, as the index of"),
-        (lambda f: None, {"eos": 3}, "eos must be 10, as the index of"),
-        (lambda f: None, {"weights": (0.5, 0.5)}, "weights must be 1 numbers, one for each source: web, got"),
-        (
-            lambda f: None,
-            {"seq_len": 200},
-            "source 'web' is too short: its longest shard has 200 tokens, and seq_l",
-        ),
-        (
-            without_the_index,
+            without(INDEX),
             {},
             "index.json does not exist: write it with hyena-jax prepare, or name .bin files",
         ),
-        (lambda f: (f / "encoding.json").unlink(), {}, "encoding.json is missing: the tokenizer"),
-        (
-            lambda f: (f / "encoding.json").write_text(json.dumps(DnaTokenizer().to_json())),
-            {},
-            "encoding.json must be of SHA-256",
-        ),
-        (lambda f: (f / "index.json").write_text("{"), {}, "index.json is not an index of shards: not JSON"),
-        (lambda f: (f / "index.json").write_text("[]"), {}, "index.json is not an index of shards"),
-        (lambda f: damaged(f / "index.json", version=2), {}, "version must be 1, got 2"),
-        (lambda f: damaged(f / "index.json", dtype="int8"), {}, "dtype must be one of uint16, uint32"),
-        (
-            lambda f: damaged(f / "index.json", vocab_size=200),
-            {},
-            "the largest id must be below the .* size 200",
-        ),
-        (lambda f: damaged(f / "index.json", shards=[{"name": "a"}]), {}, "'tokens' is missing"),
-        (
-            lambda f: damaged(f / "index.json", held_out=[]),
-            {},
-            "hold no tokens to evaluate on: give --data.valid",
-        ),
+        (without(ENCODING), {}, "encoding.json is missing: the tokenizer"),
+        (written(ENCODING, json.dumps(DnaTokenizer().to_json())), {}, "encoding.json must be of SHA-256"),
+        (written(INDEX, "{"), {}, "index.json is not an index of shards: not JSON"),
+        (written(INDEX, "[]"), {}, "index.json is not an index of shards"),
+        (indexed(version=2), {}, "version must be 1, got 2"),
+        (indexed(dtype="int8"), {}, "dtype must be one of uint16, uint32"),
+        (indexed(vocab_size=200), {}, "the largest id must be below the .* size 200"),
+        (indexed(shards=[{"name": "a"}]), {}, "'tokens' is missing"),
+        (indexed(held_out=[]), {}, "hold no tokens to evaluate on: give --data.valid"),
     ],
 )
 def test_wrong_sources_are_one_line(tmp_path, harm, options, message):
@@ -353,10 +333,8 @@ def test_an_index_or_a_tokenizer_that_is_no_file_is_one_line(tmp_path, name, kin
 
 def test_sources_of_two_tokenizers(two, tmp_path):
     write_source(tmp_path / "dna", [90], tokenizer=DnaTokenizer())
-    with pytest.raises(
-        UserError,
-        match="sources must be of one tokenizer, but the index of .* is of .* and that of .* of .*SHA-256",
-    ):
+    message = "sources must be of one tokenizer, but the index of .* is of .* and that of .* of .*SHA-256"
+    with pytest.raises(UserError, match=message):
         load(config([*two[1], tmp_path / "dna"]))
     with pytest.raises(UserError, match="must be of the run's tokenizer"):
         load(config(tmp_path / "dna"), BytesTokenizer())

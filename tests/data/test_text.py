@@ -31,17 +31,18 @@ def write(path, content):
     return str(path)
 
 
-def test_the_last_tenth_of_a_file_is_held_out(tmp_path):
-    path = write(tmp_path / "a.txt", "\u00e9" * 17 + "ab")
+@pytest.mark.parametrize(
+    ("content", "train", "held_out"),
+    [
+        ("\u00e9" * 17 + "ab", "\u00e9" * 17, "ab"),  # the last tenth of the characters
+        (b"\xef\xbb\xbfa\r\nb\rc\n\xef\xbb\xbf", "a\r\nb\rc\n", "\ufeff"),  # only the first mark goes
+    ],
+)
+def test_the_last_tenth_of_a_file_is_held_out(tmp_path, content, train, held_out):
+    path = write(tmp_path / "a.txt", content)
     text = load_text(TextConfig(path=path))
-    assert text.train == "\u00e9" * 17
-    assert text.held_out == "ab"
+    assert text[:2] == (train, held_out)
     assert path in text.source
-
-
-def test_newlines_stay_and_a_byte_order_mark_goes(tmp_path):
-    path = write(tmp_path / "a.txt", b"\xef\xbb\xbfa\r\nb\rc\n\xef\xbb\xbf")
-    assert "".join(load_text(TextConfig(path=path))[:2]) == "a\r\nb\rc\n\ufeff"
 
 
 def test_a_folder_is_its_files_in_order(tmp_path):
@@ -86,24 +87,19 @@ def test_wrong_paths(tmp_path, argument, content, message):
     assert str(error.value) == message.format(argument, wrong)
 
 
-def test_a_file_without_permission(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.txt", "text")
+def test_files_and_folders_without_permission(tmp_path, monkeypatch):
+    path = write(tmp_path / "text" / "a.txt", "text")
 
     def refuse(path, *_):
         raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("os.open", refuse)
-    with pytest.raises(UserError, match=r"path '.*a.txt' cannot be read: .*Permission denied"):
-        load_text(TextConfig(path=path))
-
-
-def test_a_subfolder_without_permission(tmp_path, monkeypatch):
-    write(tmp_path / "text" / "a", "text")
 
     def walk(folder, onerror):
         onerror(PermissionError(13, "Permission denied", str(folder / "secret")))
         return iter(())
 
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(UserError, match=r"path '.*a.txt' cannot be read: .*Permission denied"):
+        load_text(TextConfig(path=path))
     monkeypatch.setattr(source.os, "walk", walk)
     with pytest.raises(UserError, match=r"path '.*text' cannot be read: .*Permission denied: .*secret"):
         load_text(TextConfig(path=str(tmp_path / "text")))
@@ -118,30 +114,33 @@ def test_python_stdlib():
     assert "import" in text.held_out
 
 
-def test_python_stdlib_skips_what_is_no_library(tmp_path, monkeypatch):
-    for index in range(20):
-        write(tmp_path / f"m{index:02}.py", f"{index} ")
-    for name in ("test/a.py", "x/tests/a.py", "site-packages/a.py", "__pycache__/a.py", "notes.txt"):
-        write(tmp_path / name, "no library")
-    write(tmp_path / "latin.py", b"\xe9")
-    write(tmp_path / "_sysconfigdata_x.py", "no library")
+@pytest.fixture
+def library(tmp_path, monkeypatch):
     monkeypatch.setattr(source.sysconfig, "get_path", lambda name: str(tmp_path))
+    return tmp_path
+
+
+def test_python_stdlib_skips_what_is_no_library(library):
+    for index in range(20):
+        write(library / f"m{index:02}.py", f"{index} ")
+    for name in ("test/a.py", "x/tests/a.py", "site-packages/a.py", "__pycache__/a.py", "notes.txt"):
+        write(library / name, "no library")
+    write(library / "latin.py", b"\xe9")
+    write(library / "_sysconfigdata_x.py", "no library")
     text = load_text(TextConfig(name="python_stdlib"))
     assert text.held_out == "9 19 "
     assert text.train == "0 1 2 3 4 5 6 7 8 10 11 12 13 14 15 16 17 18 "
 
 
-def test_python_stdlib_stops_before_the_file_that_would_exceed_its_size(tmp_path, monkeypatch):
+def test_python_stdlib_stops_before_the_file_that_would_exceed_its_size(library, monkeypatch):
     for index in range(12):
-        write(tmp_path / f"m{index:02}.py", "abc")
-    write(tmp_path / "m09a.py", "long enough to exceed")
-    monkeypatch.setattr(source.sysconfig, "get_path", lambda name: str(tmp_path))
+        write(library / f"m{index:02}.py", "abc")
+    write(library / "m09a.py", "long enough to exceed")
     monkeypatch.setattr(source, "STDLIB_BYTES", 32)
     assert load_text(TextConfig(name="python_stdlib"))[:2] == ("abc" * 9, "abc")
 
 
-def test_python_without_source_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(source.sysconfig, "get_path", lambda name: str(tmp_path))
+def test_python_without_source_files(library):
     with pytest.raises(UserError, match="name 'python_stdlib' needs Python's own source files"):
         load_text(TextConfig(name="python_stdlib"))
 
@@ -202,11 +201,8 @@ def test_a_folder_of_tfds_imports_no_code_of_a_stranger(tmp_path, monkeypatch, k
     features = {key: f"{module}.Thing", "content": {}} if key == "type" else {key: f"{module}.Thing"}
     if is_nested:
         of_dict = "tensorflow_datasets.core.features.features_dict.FeaturesDict"
-        content = (
-            {"content": {"text": features}}
-            if key == "type"
-            else {"featuresDict": {"features": {"text": features}}}
-        )
+        inner = {"text": features}
+        content = {"content": inner} if key == "type" else {"featuresDict": {"features": inner}}
         features = {key: of_dict, **content}
     write(folder / "features.json", json.dumps(features))
     split = {"name": "train", "numBytes": "10", "shardLengths": ["1"]}
@@ -271,9 +267,8 @@ def test_data_set_prepared_in_another_file_format(tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr("tensorflow_datasets.builder", refuse)
-    with pytest.raises(
-        UserError, match=r"name 'tiny_shakespeare' cannot be opened in .* \(File format ...\); give"
-    ):
+    message = r"name 'tiny_shakespeare' cannot be opened in .* \(File format ...\); give"
+    with pytest.raises(UserError, match=message):
         load_text(TextConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path)))
 
 
@@ -305,11 +300,7 @@ def test_examples_are_lines_and_splits_follow_each_other(monkeypatch):
     splits = {"test": ["e"], "train": ["a", "\u00e9"], "validation": ["c", "d\n"]}
     monkeypatch.setattr("tensorflow_datasets.builder", lambda name, **options: FakeBuilder(splits))
     assert load_text(TextConfig(name="fake")) == ("a\n\u00e9", "c\nd\ne", "fake/1.0.0 of TensorFlow Datasets")
-
-
-def test_data_set_without_held_out_split(monkeypatch):
     splits = {"train": ["a"], "unsupervised": ["b"]}
-    monkeypatch.setattr("tensorflow_datasets.builder", lambda name, **options: FakeBuilder(splits))
     with pytest.raises(UserError, match=r"'fake' must have train and .*, got train, unsupervised"):
         load_text(TextConfig(name="fake"))
 
@@ -366,9 +357,8 @@ def test_fingerprint(config):
     assert load_corpus(config).fingerprint == same.fingerprint
     assert len(same.fingerprint) == 64
     assert other.fingerprint != same.fingerprint
-    assert (
-        load_corpus(dataclasses.replace(config, validation_path=config.path)).fingerprint != same.fingerprint
-    )
+    both = dataclasses.replace(config, validation_path=config.path)
+    assert load_corpus(both).fingerprint != same.fingerprint
     rewrite(config, "caf\u00e9 noir " * 9 + "caf\u00e9 noor ")
     assert load_corpus(config).fingerprint != same.fingerprint
 

@@ -1,12 +1,20 @@
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from references import STORED
 
 from hyena_jax.interop.convert import convert
 from hyena_jax.interop.family import Options
 
-STORED = Path(__file__).parent / "stored"
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_fsync():
+    """A run folder has hundreds of files, which need not survive a crash of this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

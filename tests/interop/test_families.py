@@ -1,7 +1,6 @@
 """Tiny models of the public references, stored with their logits: see `make_references.py`."""
 
 import dataclasses
-import json
 from functools import partial
 
 import grouped_heads
@@ -16,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import hyena_jax
 from hyena_jax import cli, models
 from hyena_jax.config import AttentionConfig, HawkConfig
-from hyena_jax.interop import lfm2, recurrentgemma, rwkv7
+from hyena_jax.interop import recurrentgemma, rwkv7
 from hyena_jax.interop.convert import FORMATS, convert
 from hyena_jax.interop.family import Options, Settings
 from hyena_jax.interop.tensors import read_tensors
@@ -158,18 +157,6 @@ def test_the_optimizer_s_state_is_that_of_a_new_run(converted):
     assert restored.meta.to_json() == {"step": 0, "loss": None}
 
 
-def test_lfm2_adjusts_the_width_of_its_mlp(converted):
-    """The config says 30: int(2/3 of it), up to a multiple of 8."""
-    assert hyena_jax.load_run(converted("lfm2")).experiment.model.d_ff == 24
-
-
-def test_lfm2_rounds_the_width_only_with_a_factor():
-    values = json.loads((STORED / "lfm2" / "config.json").read_text())
-    for factor, width in ((2.0, 40), (None, 20)):
-        settings = Settings("config.json", values | {"block_ffn_dim_multiplier": factor})
-        assert lfm2.from_settings(settings).d_ff == width
-
-
 @pytest.mark.grid
 def test_striped_hyena_2_scales_its_rotary_positions(converted):
     pattern = hyena_jax.load_run(converted("stripedhyena2")).experiment.model.pattern
@@ -188,56 +175,58 @@ def test_rwkv7_s_tensors_of_transformers_are_used_and_read_back(converted):
     assert {name for transform in transforms.values() for name in transform.names} == stored.keys()
 
 
+def tensors_of(family, folder):
+    return {
+        name: x.read() for name, x in FORMATS[family](folder, read_tensors(folder), Options()).tensors.items()
+    }
+
+
 def test_olmo_hybrid_s_heads_of_values_may_share_keys(tmp_path):
-    """Compared with NumPy in float64, which gives transformers' own logits of the stored model; and back."""
-    tokens, logits = expected("olmo_hybrid")[1]
-    stored = load_file(STORED / "olmo_hybrid" / "model.safetensors")
-    found = grouped_heads.logits(stored, tokens)[:, -logits.shape[1] :]
-    assert np.abs(found - logits).max() < MOST
-    source, run = tmp_path / "theirs", tmp_path / "run"
-    tensors = grouped_heads.write_folder(source)
-    for step in ("theirs", "exported"):
-        assert cli.main(["convert", "olmo_hybrid", str(tmp_path / step), "--output", str(run / step)]) == 0
-        loaded = hyena_jax.load_run(run / step)
-        assert loaded.experiment.model.pattern[0].n_value_heads == 4
-        found = logits_of(loaded.model, loaded.params, tokens)
-        assert np.abs(found - grouped_heads.logits(tensors, tokens)).max() < MOST
-        if step == "theirs":
-            command = ["export", run / step, "--output", tmp_path / "exported", "--format", "transformers"]
-            assert cli.main(list(map(str, command))) == 0
+    """As if each had a copy of its keys; and back, to the bit."""
+    tokens, found = expected("olmo_hybrid")[1][0], []
+    for name, heads in (("copied", None), ("grouped", 4)):
+        source, folder = tmp_path / name, tmp_path / f"{name}_run"
+        grouped_heads.write_folder(source, has_copies=name == "copied")
+        convert("olmo_hybrid", source, folder, Options())
+        run = hyena_jax.load_run(folder)
+        assert run.experiment.model.pattern[0].n_value_heads == heads
+        found.append(logits_of(run.model, run.params, tokens))
+    assert np.abs(found[0] - found[1]).max() < MOST
+    command = ["export", folder, "--output", tmp_path / "exported", "--format", "transformers"]
+    assert cli.main(list(map(str, command))) == 0
+    theirs, ours = (tensors_of("olmo_hybrid", tmp_path / name) for name in ("grouped", "exported"))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        np.testing.assert_array_equal(ours[name], tensor, err_msg=name)
 
 
 def test_every_block_of_rwkv_lm_s_demo_has_a_norm_that_the_first_alone_reads(stored, tmp_path, capsys):
-    """And v0, v1, v2 of the first block. With or without them the model is the same; they are named."""
+    """And v0, v1, v2 of the first block. Nothing is made of them, and they are named."""
     file = stored("rwkv7") / "model.safetensors"
-    tensors, logits = load_file(file), []
-    unused = {f"blocks.0.att.v{i}" for i in range(3)}
-    plain = {name: x for name, x in tensors.items() if name not in unused}
-    norms = {
+    tensors = load_file(file)
+    unused = {f"blocks.0.att.v{i}": tensors[f"blocks.1.att.v{i}"] for i in range(3)}
+    unused |= {
         f"blocks.{i}.ln0.{part}": np.full(12, 7.0, np.float32) for i in (1, 2) for part in ("weight", "bias")
     }
-    values = {name: tensors[f"blocks.1{name[8:]}"] for name in unused}
-    for name, more in (("plain", {}), ("demo", norms | values)):
-        save_file(plain | more, file)
-        assert cli.main(["convert", "rwkv7", str(file), "--output", str(tmp_path / name)]) == 0
-        run = hyena_jax.load_run(tmp_path / name)
-        logits.append(logits_of(run.model, run.params, expected("rwkv7")[1][0]))
-        said = capsys.readouterr().out
-        assert ("left out" in said) == (name == "demo")
-    np.testing.assert_array_equal(*logits)
+    plain = {name: x for name, x in tensors.items() if name not in unused}
+    found = []
+    for some in (plain, plain | unused):
+        save_file(some, file)
+        found.append(rwkv7.read(file, read_tensors(file), Options()))
+    assert found[0].model == found[1].model
+    used = {name for transform in found[1].table.transforms.values() for name in transform.names}
+    assert used == plain.keys()
+    assert found[0].note is None
+    assert cli.main(["convert", "rwkv7", str(file), "--output", str(tmp_path / "run")]) == 0
     names = "blocks.0.att.v0, blocks.0.att.v1, blocks.0.att.v2, blocks.1.ln0.bias and 3 more"
-    assert f"left out, as RWKV-7 never reads them: {names}\n" in said
+    assert f"left out, as RWKV-7 never reads them: {names}\n" in capsys.readouterr().out
 
 
 def test_the_0b1_has_the_shapes_of_its_preset():
     """By the sizes of the released files, of which `configs/rwkv7_190m.py` has the same model."""
     preset = hyena_jax.load_config("rwkv7_190m").model
-    low_ranks = {"w": 64, "a": 64, "v": 32, "g": 128}
-    shapes = {
-        "emb.weight": (65_536, 768),
-        "blocks.0.ffn.key.weight": (3072, 768),
-        "blocks.11.ln1.bias": (768,),
-    }
+    low_ranks, ffn = {"w": 64, "a": 64, "v": 32, "g": 128}, "blocks.0.ffn.key.weight"
+    shapes = {"emb.weight": (65_536, 768), ffn: (3072, 768), "blocks.11.ln1.bias": (768,)}
     shapes |= {f"blocks.{i}.att.{name}1": (768, rank) for i in (0, 1) for name, rank in low_ranks.items()}
     model = rwkv7.from_shapes(shapes | {"blocks.0.att.r_k": (12, 64)})
     (mixer,) = model.pattern
@@ -248,18 +237,10 @@ def test_the_0b1_has_the_shapes_of_its_preset():
 
 def test_the_2b_has_its_tensors():
     """By the sizes of the released config, of which `configs/griffin.py` has the same model."""
-    values = {
-        "model_type": "recurrent_gemma",
-        "vocab_size": 256_000,
-        "hidden_size": 2560,
-        "intermediate_size": 15360,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 10,
-        "num_key_value_heads": 1,
-        "lru_width": 2560,
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-    }
+    values = {"model_type": "recurrent_gemma", "vocab_size": 256_000, "hidden_size": 2560}
+    values |= {"intermediate_size": 15360, "num_hidden_layers": 26, "lru_width": 2560}
+    values |= {"num_attention_heads": 10, "num_key_value_heads": 1}
+    values |= {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     model = recurrentgemma.from_settings(Settings("config.json", values))
     names = {n for t in recurrentgemma.transformers_table(model).transforms.values() for n in t.names}
     assert len(names) == 484

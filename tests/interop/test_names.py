@@ -18,36 +18,35 @@ def values_of(family: str) -> dict:
     return json.loads((STORED / family / "config.json").read_text())
 
 
+def tensor_of(array) -> Tensor:
+    return Tensor(array.shape, "F32", lambda: array)
+
+
+def safari_of(tensors=None, **options):
+    tensors = read_tensors(STORED / "safari") if tensors is None else tensors
+    return safari.read(STORED / "safari", tensors, Options(**options))
+
+
 @pytest.mark.parametrize("prefix", ["", "model."])
 @pytest.mark.parametrize("part", ["mixer", "mixer.layer"])
 def test_lightning_s_prefix_and_rematerialised_layers(prefix, part):
     tensors = read_tensors(STORED / "safari")
     renamed = {prefix + name.replace(".mixer.", f".{part}."): t for name, t in tensors.items()}
-    found = safari.read(STORED / "safari", renamed, Options())
-    assert found.tensors.keys() == tensors.keys()
+    assert safari_of(renamed).tensors.keys() == tensors.keys()
 
 
 def test_names_with_and_without_a_prefix_are_refused():
-    tensors = read_tensors(STORED / "safari")
-    renamed = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    renamed = {f"model.{name}": tensor for name, tensor in read_tensors(STORED / "safari").items()}
     with pytest.raises(UserError, match="the tensor epoch is unexpected"):
-        safari.read(
-            STORED / "safari", {**renamed, "epoch": Tensor((), "F32", lambda: np.zeros(()))}, Options()
-        )
+        safari_of({**renamed, "epoch": tensor_of(np.zeros(()))})
 
 
 @pytest.mark.parametrize("name", ["model", "model_config"])
 def test_safari_s_config_may_be_a_part_of_a_file(tmp_path, name):
     (tmp_path / "all.json").write_text(json.dumps({name: values_of("safari"), "tokenizer_name": "gpt2"}))
-    tensors = read_tensors(STORED / "safari")
-    options = Options(config=tmp_path / "all.json")
-    found = safari.read(STORED / "safari", tensors, options).model
-    assert found == safari.read(STORED / "safari", tensors, Options()).model
-
-
-def test_the_vocabulary_is_without_its_padding():
-    model = safari.read(STORED / "safari", read_tensors(STORED / "safari"), Options()).model
-    assert (model.vocab_size, model.vocab_multiple) == (21, 8)
+    model = safari_of(config=tmp_path / "all.json").model
+    assert model == safari_of().model
+    assert (model.vocab_size, model.vocab_multiple) == (21, 8)  # without its padding
 
 
 def test_deltas_are_stored_where_they_have_no_effect():
@@ -75,11 +74,18 @@ def test_lfm2_s_older_files_list_the_layers_of_attention():
     assert lfm2.from_settings(Settings("x", older)) == lfm2.from_settings(Settings("x", values))
 
 
-def test_the_width_of_lfm2_350m():
-    values = values_of("lfm2") | {"intermediate_size": 6656, "block_multiple_of": 256}
-    assert lfm2.from_settings(Settings("x", values)).d_ff == 4608
-    adjusted = values | {"intermediate_size": 4608, "block_auto_adjust_ff_dim": False}
-    assert lfm2.from_settings(Settings("x", adjusted)).d_ff == 4608
+@pytest.mark.parametrize(
+    ("values", "width"),
+    [
+        ({}, 24),  # the config says 30: int(2/3 of it), up to a multiple of 8
+        ({"block_ffn_dim_multiplier": 2.0}, 40),
+        ({"block_ffn_dim_multiplier": None}, 20),  # only a factor is rounded
+        ({"intermediate_size": 6656, "block_multiple_of": 256}, 4608),  # the released 350M
+        ({"intermediate_size": 4608, "block_auto_adjust_ff_dim": False}, 4608),
+    ],
+)
+def test_the_width_of_lfm2_s_mlp_is_adjusted(values, width):
+    assert lfm2.from_settings(Settings("x", values_of("lfm2") | values)).d_ff == width
 
 
 def olmo_hybrid_of(tensors: dict) -> dict:
@@ -98,7 +104,7 @@ def test_olmo_hybrid_s_files_have_several_sets_of_names():
     modules = {name for transform in table.values() for name in transform.names}
     assert expected.keys() == modules
     assert not any(name in written for name in modules if "input_layernorm" in name or ".conv1d." in name)
-    own = {name: Tensor(x.shape, "F32", lambda x=x: x) for name, x in expected.items()}
+    own = {name: tensor_of(x) for name, x in expected.items()}
     core = {
         name.replace("linear_attn.o_proj", "linear_attn.out_proj").replace(".o_norm.", ".norm."): tensor
         for name, tensor in own.items()
@@ -116,7 +122,7 @@ def renamed(old: str, new: str, keeps: bool = False):
     return lambda tensors: {**tensors, new: tensors[old] if keeps else tensors.pop(old)}
 
 
-DELTA, ATTENTION = "model.layers.0", "model.layers.3"
+DELTA, LAST = "model.layers.0", "model.layers.3"
 
 
 @pytest.mark.parametrize(
@@ -135,16 +141,13 @@ DELTA, ATTENTION = "model.layers.0", "model.layers.3"
             f"norms before gated delta layers and their MLPs, .*, got {DELTA} with linear_attn and post_feed",
         ),
         (
-            renamed(
-                f"{ATTENTION}.post_feedforward_layernorm.weight", f"{ATTENTION}.attention_layer_norm.weight"
-            ),
-            f"norms after attention and their MLPs, .*, got {ATTENTION} with self_attn and input_layernorm",
+            renamed(f"{LAST}.post_feedforward_layernorm.weight", f"{LAST}.attention_layer_norm.weight"),
+            f"norms after attention and their MLPs, .*, got {LAST} with self_attn and input_layernorm",
         ),
         (
-            lambda tensors: {
-                **tensors,
-                f"{DELTA}.linear_attn.q_conv1d.weight": Tensor((15, 1, 3), "F32", lambda: None),
-            },
+            lambda tensors: (
+                tensors | {f"{DELTA}.linear_attn.q_conv1d.weight": tensor_of(np.zeros((15, 1, 3)))}
+            ),
             "of one width and dtype, got",
         ),
     ],
@@ -179,13 +182,9 @@ def test_olmo_hybrid_s_settings_that_are_unclear_or_not_supported(values, messag
 
 def test_olmo_hybrid_may_have_rotary_positions_and_other_defaults():
     values = values_of("olmo_hybrid") | {"rope_parameters": {"rope_theta": 5e5}, "layer_types": None}
-    defaults = (
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "linear_key_head_dim",
-        "linear_value_head_dim",
-    )
-    model = olmo_hybrid.from_settings(Settings("config.json", values | dict.fromkeys(defaults)))
+    sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    defaults = dict.fromkeys(f"linear_{size}" for size in sizes)
+    model = olmo_hybrid.from_settings(Settings("config.json", values | defaults))
     delta, attention = model.pattern[0], model.pattern[3]
     assert (attention.rotary_fraction, attention.rotary_base) == (1.0, 5e5)
     assert (delta.n_heads, delta.key_dim, delta.value_dim) == (4, 3, 6)
@@ -193,21 +192,9 @@ def test_olmo_hybrid_may_have_rotary_positions_and_other_defaults():
 
 
 def test_the_7b_of_olmo_hybrid_is_the_preset():
-    model = olmo_hybrid.from_settings(
-        Settings(
-            "config.json",
-            {
-                "model_type": "olmo_hybrid",
-                "vocab_size": 100_352,
-                "hidden_size": 3840,
-                "intermediate_size": 11_008,
-                "num_hidden_layers": 32,
-                "num_attention_heads": 30,
-                "rope_parameters": {"rope_theta": None},
-            },
-        )
-    )
+    sizes = {"vocab_size": 100_352, "hidden_size": 3840, "intermediate_size": 11_008}
+    sizes |= {"num_hidden_layers": 32, "num_attention_heads": 30}
+    values = {"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": None}, **sizes}
+    ours = olmo_hybrid.to_settings(olmo_hybrid.from_settings(Settings("config.json", values)))
     preset = hyena_jax.load_config("olmo_hybrid").model
-    assert olmo_hybrid.to_settings(model) | {"max_position_embeddings": 4096} == olmo_hybrid.to_settings(
-        preset
-    )
+    assert ours | {"max_position_embeddings": 4096} == olmo_hybrid.to_settings(preset)

@@ -43,13 +43,12 @@ def test_transformers_loads_an_export(converted, tmp_path, family):
 
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_reads_more_heads_of_values_than_of_keys(tmp_path):
-    tensors = grouped_heads.write_folder(tmp_path / "theirs")
+    grouped_heads.write_folder(tmp_path / "theirs")
     command = ["convert", "olmo_hybrid", tmp_path / "theirs", "--output", tmp_path / "run"]
     assert cli.main(list(map(str, command))) == 0
     run, (tokens, _) = hyena_jax.load_run(tmp_path / "run"), expected("olmo_hybrid")[1]
     theirs = logits_of_transformers(tmp_path / "theirs", tokens)
     assert np.abs(np.asarray(run.model.apply({"params": run.params}, tokens)) - theirs).max() < 1e-4
-    assert np.abs(grouped_heads.logits(tensors, tokens) - theirs).max() < 1e-4
 
 
 def test_a_pytorch_file_is_read_as_safetensors_are(stored, tmp_path):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from grid import in_grid
+from references import STORED
 from safetensors.numpy import load_file
 
 import hyena_jax
@@ -14,6 +15,9 @@ from hyena_jax import cli
 from hyena_jax.config import AttentionConfig, LanguageModelConfig
 from hyena_jax.data.tokenizers import BpeTokenizer
 from hyena_jax.interop import lfm2, recurrentgemma, transformers_folder
+from hyena_jax.interop.convert import FORMATS
+from hyena_jax.interop.family import Options
+from hyena_jax.interop.tensors import read_tensors
 from hyena_jax.system.errors import UserError
 
 
@@ -54,12 +58,18 @@ def test_transformers_is_told_a_window_of_one_more(converted, tmp_path):
 NO_FFN = {"ffn": "none", "d_ff": None, "ffn_bias": True}
 
 
-def with_mixers(model, **values):
+def model_of(family):
+    return FORMATS[family](STORED / family, read_tensors(STORED / family), Options()).model
+
+
+def with_changes(model, **values):
+    """Of the model, and of its mixers that have such a field."""
     pattern = tuple(
         dataclasses.replace(mixer, **{k: v for k, v in values.items() if hasattr(mixer, k)})
         for mixer in model.pattern
     )
-    return dataclasses.replace(model, pattern=pattern)
+    ours = {name: value for name, value in values.items() if hasattr(model, name)}
+    return dataclasses.replace(model, pattern=pattern, **ours)
 
 
 @pytest.mark.parametrize(
@@ -69,42 +79,30 @@ def with_mixers(model, **values):
         ("recurrentgemma", {"tied_head": False}, "model.tied_head: True -> False"),
         ("recurrentgemma", {"ffn": "swiglu"}, "model.ffn: 'geglu' -> 'swiglu'"),
         ("recurrentgemma", {"norm": "layer"}, "model.norm: 'rms' -> 'layer'"),
+        ("recurrentgemma", {"gate_blocks": 4}, "gate_blocks: 2 -> 4"),
+        ("recurrentgemma", {"reset_at_start": False}, "reset_at_start: True -> False"),
+        ("recurrentgemma", {"projection_bias": False}, "projection_bias: True -> False"),
+        ("recurrentgemma", {"gelu": "erf"}, "gelu: 'tanh' -> 'erf'"),
         ("lfm2", {"scale_embedding": True}, "model.scale_embedding: False -> True"),
         ("lfm2", {"ffn_bias": True}, "model.ffn_bias: False -> True"),
+        ("lfm2", {"qk_norm_eps": None}, "qk_norm_eps: 1e-05 -> None"),
+        ("lfm2", {"out_bias": True}, "out_bias: False -> True"),
         ("lfm2", NO_FFN, "model.ffn must be 'swiglu' for transformers, got 'none'"),
         ("recurrentgemma", NO_FFN, "model.ffn must be 'geglu' for transformers, got 'none'"),
         ("olmo_hybrid", NO_FFN, "model.ffn must be 'swiglu' for transformers, got 'none'"),
         ("olmo_hybrid", {"norm_places": ("before",)}, r"model.norm_places\.3: 'after' -> 'before'"),
         ("olmo_hybrid", {"n_layers": 3}, "needs layers of gated_delta and of attention"),
-    ],
-)
-def test_models_that_transformers_cannot_say(converted, family, change, message):
-    model = hyena_jax.config.read_run(converted(family)).model
-    with pytest.raises(UserError, match=message):
-        transformers_folder.settings_of(dataclasses.replace(model, **change))
-
-
-@pytest.mark.parametrize(
-    ("family", "change", "message"),
-    [
-        ("recurrentgemma", {"gate_blocks": 4}, "gate_blocks: 2 -> 4"),
-        ("recurrentgemma", {"reset_at_start": False}, "reset_at_start: True -> False"),
-        ("recurrentgemma", {"projection_bias": False}, "projection_bias: True -> False"),
-        ("recurrentgemma", {"gelu": "erf"}, "gelu: 'tanh' -> 'erf'"),
-        ("lfm2", {"qk_norm_eps": None}, "qk_norm_eps: 1e-05 -> None"),
-        ("lfm2", {"out_bias": True}, "out_bias: False -> True"),
         ("olmo_hybrid", {"factors": 2}, "factors: 1 -> 2"),
         ("olmo_hybrid", {"qk_norm": "head"}, "qk_norm: 'all' -> 'head'"),
     ],
 )
-def test_mixers_that_transformers_cannot_say(converted, family, change, message):
-    model = hyena_jax.config.read_run(converted(family)).model
+def test_models_that_transformers_cannot_say(family, change, message):
     with pytest.raises(UserError, match=message):
-        transformers_folder.settings_of(with_mixers(model, **change))
+        transformers_folder.settings_of(with_changes(model_of(family), **change))
 
 
-def test_an_unrounded_scale_is_said_where_it_is_exact(converted):
-    model = hyena_jax.config.read_run(converted("recurrentgemma")).model  # sqrt(16)
+def test_an_unrounded_scale_is_said_where_it_is_exact():
+    model = model_of("recurrentgemma")  # sqrt(16)
     transformers_folder.settings_of(dataclasses.replace(model, round_embedding_scale=False))
     wide = dataclasses.replace(model, d_model=24, round_embedding_scale=False)
     with pytest.raises(UserError, match="round_embedding_scale: True -> False"):
@@ -146,9 +144,8 @@ def test_an_exported_tokenizer_adds_no_token_that_the_model_does_not_read(tmp_pa
 
 
 @pytest.mark.parametrize("family", ["lfm2", "recurrentgemma"])
-def test_the_end_of_texts_is_known_of_the_released_vocabulary_alone(converted, family):
-    model = hyena_jax.load_run(converted(family)).experiment.model
-    module = {"lfm2": lfm2, "recurrentgemma": recurrentgemma}[family]
+def test_the_end_of_texts_is_known_of_the_released_vocabulary_alone(family):
+    model, module = model_of(family), {"lfm2": lfm2, "recurrentgemma": recurrentgemma}[family]
     released = dataclasses.replace(model, vocab_size=module.RELEASED_VOCABULARY)
     assert transformers_folder.end_of(model, module.BOS) is None
     assert transformers_folder.end_of(released, module.BOS) == module.ENDS["eos_token_id"]

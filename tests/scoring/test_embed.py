@@ -5,18 +5,11 @@ import json
 import jax
 import numpy as np
 import pytest
+from scoring.saved import saved_run
 from tolerances import assert_close
 
-import hyena_jax
 from hyena_jax import cli
-from hyena_jax.config import (
-    Experiment,
-    HawkConfig,
-    LanguageModelConfig,
-    LoggingConfig,
-    TextConfig,
-    TrainingConfig,
-)
+from hyena_jax.config import HawkConfig, LanguageModelConfig
 from hyena_jax.system.errors import UserError
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("embed")]
@@ -27,12 +20,8 @@ TEXTS = ["the", "The cat sat on the mat, and then it sat there for the rest of t
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("embed")
-    (folder / "text.txt").write_text("the cat sat on the mat. " * 60)
-    data = TextConfig(path=str(folder / "text.txt"), tokenizer="bytes", seq_len=16, batch_size=4)
-    training = TrainingConfig(steps=1, eval_every=1)
-    experiment = Experiment(model=MODEL, data=data, training=training, logging=LoggingConfig(sample_tokens=0))
-    return hyena_jax.train(experiment, folder / "run", quiet=True)
+    text = "the cat sat on the mat. " * 60
+    return saved_run(tmp_path_factory.mktemp("embed"), MODEL, text, tokenizer="bytes", seq_len=16)
 
 
 def plain(run, text, layer, stride=MAX_LEN // 2):

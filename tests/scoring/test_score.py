@@ -7,31 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scoring.saved import saved_run
 
 import hyena_jax
 from hyena_jax import cli, models
 from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig
-from hyena_jax.data.dataset import load
 from hyena_jax.data.tokenizers import BytesTokenizer, IdsTokenizer
 from hyena_jax.scoring import score_file, windows
 from hyena_jax.scoring.score import plan_scoring
 from hyena_jax.system.errors import UserError
-from hyena_jax.training.checkpoint import Checkpoints, Meta
-from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import init_params
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("score")]
 
 MAX_LEN, N_SYMBOLS = 67, 13
-CONFIG = LanguageModelConfig(
-    pattern=(HyenaConfig(),),
-    n_layers=1,
-    d_model=8,
-    d_ff=8,
-    max_len=MAX_LEN,
-    vocab_size=N_SYMBOLS + 3,
-)
-MODEL = models.build(CONFIG)
+SIZES = {"n_layers": 1, "d_model": 8, "d_ff": 8, "max_len": MAX_LEN, "vocab_size": N_SYMBOLS + 3}
+MODEL = models.build(LanguageModelConfig(pattern=(HyenaConfig(),), **SIZES))
 DRAW = np.random.default_rng(0)
 TEXTS = [DRAW.integers(0, N_SYMBOLS, n) for n in (1, 0, 2, 31, 67, 68, 139)]
 NAMES = [*"abcdefg"]
@@ -107,24 +98,9 @@ LINES = "ACGTNacgtn\n" * 30 + "A\n\n" + "ACCA" * 40 + "\n" + "GATTACA\n" * 20
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
+    model = LanguageModelConfig(pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=32)
     folder = tmp_path_factory.mktemp("score")
-    (folder / "run").mkdir()
-    (folder / "text.txt").write_text(LINES * 3)
-    experiment = hyena_jax.Experiment(
-        model=hyena_jax.LanguageModelConfig(
-            pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=32
-        ),
-        data=hyena_jax.TextConfig(
-            path=str(folder / "text.txt"), tokenizer="characters", seq_len=32, batch_size=4
-        ),
-    )
-    data = load(experiment.data)
-    experiment = data.complete(experiment)
-    write_description(folder / "run", experiment, data.to_json())
-    params = jax.device_get(init_params(models.build(experiment.model), 0))
-    with Checkpoints(folder / "run" / CHECKPOINTS, 1, print) as checkpoints:
-        checkpoints.save(Meta(0), {"params": params})
-    return hyena_jax.load_run(folder / "run")
+    return saved_run(folder, model, LINES * 3, tokenizer="characters", seq_len=32)
 
 
 def command(run, *arguments):

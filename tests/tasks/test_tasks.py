@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from grid import in_grid
 from solutions import SOLUTIONS
 
 from hyena_jax.config import TASK_CONFIGS
@@ -213,8 +214,7 @@ TINY = [
 ]
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("config", TINY, ids=lambda config: type(config).__name__)
+@pytest.mark.parametrize("config", [TINY[0], *in_grid(*TINY[1:])], ids=lambda config: type(config).__name__)
 def test_no_test_row_is_a_training_row_at_a_small_vocabulary(config):
     task = TASKS[type(config)]
 
@@ -309,56 +309,55 @@ def test_mad_scores_as_many_answers_as_the_published_code():
         assert abs(np.mean(counts) - mean) < 4 * np.std(counts) / np.sqrt(len(counts)) + 0.05
 
 
-def preset(name):
-    task, _, chosen = name.partition("/")
-    return TASKS[TASK_CONFIGS[task]].presets[chosen].config
+MAD = {"test_rows": 1_280, "batch_size": 128, "train_rows": 12_800}
+SETTINGS = {
+    **{
+        f"mqar/l{n}": {
+            "vocab_size": 8192,
+            "seq_len": n,
+            "n_pairs": pairs,
+            "batch_size": rows,
+            "gap_power": 0.01,
+        }
+        | {"train_rows": 100_000, "test_rows": 3_000}
+        for n, pairs, rows in ((64, 4, 512), (128, 8, 512), (256, 16, 256))
+    },
+    **{
+        f"recall/{name}": {"vocab_size": 30, "seq_len": length, "train_rows": 2000, "batch_size": 32}
+        for name, length in (("l30k", 30_000), ("l64k", 65_536), ("l131k", 131_072), ("v30_l2048", 2048))
+    },
+    "selective_copying/mamba": {"vocab_size": 16, "seq_len": 4096, "n_data": 16},
+    "induction/mamba": {"vocab_size": 16, "seq_len": 256},
+    "induction/safari": {"train_rows": 5000, "test_rows": 500},
+    "parity/published": {"min_len": 3, "max_len": 40, "test_min_len": 40, "test_max_len": 256}
+    | {"batch_size": 256, "test_rows": 8192, "every_position": False},
+    "memorisation/rtf": {"vocab_size": 64, "n_data": 1024, "n_noise": 0, "batch_size": 8},
+    "copying/published": {"n_letters": 26, "min_len": 5, "max_len": 20, "row_len": 220},
+    "mad_recall/baseline": {"vocab_size": 16, "seq_len": 128, **MAD},
+    "mad_noisy_recall/baseline": {"vocab_size": 32, "seq_len": 128, **MAD},
+    "mad_fuzzy_recall/baseline": {"vocab_size": 16, "seq_len": 128, **MAD},
+    "mad_selective_copying/baseline": {"vocab_size": 16, "seq_len": 256, **MAD},
+    "mad_compression/baseline": {"vocab_size": 16, "seq_len": 32, **MAD},
+    "mad_memorisation/baseline": {"vocab_size": 256, "seq_len": 32, **MAD, "train_rows": 256},
+    "mad_noisy_recall/noise80": {"noise_fraction": 0.8},
+    "mad_selective_copying/data96": {"n_data": 96},
+    "mad_recall/l1024": {"seq_len": 1024},
+    "mad_memorisation/v8192": {"vocab_size": 8192},
+    "mad_recall/rows800": {"train_rows": 800},
+}
 
 
-def test_presets_are_the_published_settings():
+@pytest.mark.parametrize("name", SETTINGS)
+def test_presets_are_the_published_settings(name):
     """The numbers of the design notes, by hand."""
-    for size, length, pairs, rows in ((64, 64, 4, 512), (128, 128, 8, 512), (256, 256, 16, 256)):
-        mqar = preset(f"mqar/l{size}")
-        assert (mqar.vocab_size, mqar.seq_len, mqar.n_pairs, mqar.batch_size) == (8192, length, pairs, rows)
-        assert (mqar.train_rows, mqar.test_rows, mqar.gap_power) == (100_000, 3_000, 0.01)
-    for name, length in (("l30k", 30_000), ("l64k", 65_536), ("l131k", 131_072), ("v30_l2048", 2048)):
-        recall = preset(f"recall/{name}")
-        assert (recall.vocab_size, recall.seq_len) == (30, length)
-        assert (recall.train_rows, recall.batch_size) == (2000, 32)
-    assert TASKS[RecallConfig].chance(preset("recall/l131k")) == 1 / 14
-    mamba = preset("selective_copying/mamba")
-    assert (mamba.vocab_size, mamba.seq_len, mamba.n_data) == (16, 4096, 16)
-    assert (preset("induction/mamba").vocab_size, preset("induction/mamba").seq_len) == (16, 256)
-    assert (preset("induction/safari").train_rows, preset("induction/safari").test_rows) == (5000, 500)
-    published = preset("parity/published")
-    assert (published.min_len, published.max_len, published.test_min_len, published.test_max_len) == (
-        3, 40, 40, 256
-    )  # fmt: skip
-    assert (published.batch_size, published.test_rows, published.every_position) == (256, 8192, False)
-    rtf = preset("memorisation/rtf")
-    assert (rtf.vocab_size, rtf.n_data, rtf.n_noise, rtf.batch_size) == (64, 1024, 0, 8)
-    copying = preset("copying/published")
-    assert (copying.n_letters, copying.min_len, copying.max_len, copying.row_len) == (26, 5, 20, 220)
-    sizes = {
-        "mad_recall": (16, 128),
-        "mad_noisy_recall": (32, 128),
-        "mad_fuzzy_recall": (16, 128),
-        "mad_selective_copying": (16, 256),
-        "mad_compression": (16, 32),
-        "mad_memorisation": (256, 32),
-    }
-    for name, size in sizes.items():
-        base = preset(f"{name}/baseline")
-        assert (base.vocab_size, base.seq_len) == size
-        assert (base.test_rows, base.batch_size) == (1_280, 128)
-        assert base.train_rows == (256 if name == "mad_memorisation" else 12_800)
-    assert {name for name in TASKS[MadNoisyRecallConfig].presets if "noise" in name} == {
-        "noise40", "noise60", "noise80"
-    }  # fmt: skip
-    assert preset("mad_noisy_recall/noise80").noise_fraction == 0.8
-    assert preset("mad_selective_copying/data96").n_data == 96
-    assert preset("mad_recall/l1024").seq_len == 1024
-    assert preset("mad_memorisation/v8192").vocab_size == 8192
-    assert preset("mad_recall/rows800").train_rows == 800
+    config, expected = dict(PUBLISHED)[name], SETTINGS[name]
+    assert {field: getattr(config, field) for field in expected} == expected
+
+
+def test_the_chance_and_the_levels_of_noise_of_presets():
+    assert TASKS[RecallConfig].chance(dict(PUBLISHED)["recall/l131k"]) == 1 / 14
+    presets = TASKS[MadNoisyRecallConfig].presets
+    assert {name for name in presets if "noise" in name} == {"noise40", "noise60", "noise80"}
 
 
 @pytest.mark.parametrize(("name", "config"), PUBLISHED)
@@ -382,11 +381,7 @@ WRONG = [
     (SelectiveCopyingConfig, {"seq_len": 3}, "seq_len must be at least n_data=4, got 3"),
     (SelectiveCopyingConfig, {"vocab_size": 3}, "vocab_size must be at least 4, got 3"),
     (MemorisationConfig, {"n_data": 0}, "n_data must be at least 1, got 0"),
-    (
-        CopyingConfig,
-        {"row_len": 18},
-        r"row_len must be at least 19, the longest example \(or lower max_len\)",
-    ),
+    (CopyingConfig, {"row_len": 18}, r"row_len must be at least 19, the longest example \(or lower max_le"),
     (CopyingConfig, {"n_letters": 27}, "n_letters must be in 2..26, got 27"),
     (CopyingConfig, {"max_len": 2}, "max_len must be at least min_len=3, got 2"),
     (CopyingConfig, {"test_min_len": 9}, "test_max_len must be at least test_min_len=9, got 8"),
