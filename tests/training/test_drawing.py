@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from grid import grid_but
 
 from hyena_jax import models
 from hyena_jax.config import (
@@ -22,14 +23,13 @@ from hyena_jax.training.step import init_params
 CONFIG = LanguageModelConfig(n_layers=4, d_model=12, d_ff=8, max_len=16, vocab_size=5)
 PATTERNS = {
     "hyena": (HyenaConfig(),),
+    "hawk": (HawkConfig(), AttentionConfig(n_heads=2)),
     "three": (HawkConfig(), RWKV7Config(n_heads=2), AttentionConfig(n_heads=2)),
     "two": (Mamba2Config(n_heads=2), HyenaConfig(filter=S4DFilterConfig())),
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["three", *(pytest.param(name, marks=pytest.mark.grid) for name in ("hyena", "two"))]
-)
+@pytest.mark.parametrize("name", grid_but(PATTERNS, "hawk"))
 def test_bits(name):
     model = models.build(replace(CONFIG, pattern=PATTERNS[name]))
     expected = jax.jit(model.init)(jax.random.key(7), models.example_inputs(model.config))["params"]

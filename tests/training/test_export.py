@@ -37,8 +37,6 @@ def file(tmp_path):
 
 
 def test_what_is_written_is_read_back_with_its_config(file):
-    from safetensors import safe_open
-
     lines = []
     read = export.read(file, jax.eval_shape(lambda: PARAMS), lines.append)
     chex.assert_trees_all_equal(read, PARAMS)
