@@ -25,7 +25,7 @@ from hyena_jax.training.step import init_params
 PARAMS = {
     "blocks_0": {"mixer": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3).T}},
     "norm": {"scale": np.ones(3, np.float32), "bias": np.zeros(3, np.float32)},
-    "temperature": np.float32(1.5),
+    "temperature": np.array(1.5, np.float32),
 }
 
 

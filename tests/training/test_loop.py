@@ -28,7 +28,6 @@ from hyena_jax.config import (
     ConstantConfig,
     Experiment,
     LanguageModelConfig,
-    ParallelConfig,
     TextConfig,
 )
 from hyena_jax.inspect import content
@@ -318,16 +317,6 @@ def test_what_rows_compute_is_compiled_before_speed_is_measured(experiment, tmp_
     train(experiment, tmp_path / "run", console)
     assert compiled == [1]
     assert hooks.param_norm._cache_size() == 1
-
-
-@pytest.mark.scale
-def test_devices_share_a_batch(whole, experiment, tmp_path, console):
-    """Without dropout, which differs by device, two devices train like one."""
-    dry = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, dropout=0.0))
-    train(dry, tmp_path / "one", console)
-    train(dataclasses.replace(dry, parallel=ParallelConfig(devices=2)), tmp_path / "two", console)
-    for a, b in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
-        assert a == pytest.approx(b, rel=1e-4)
 
 
 @pytest.mark.parametrize("rate", [1e30, *in_grid(1e38)])
