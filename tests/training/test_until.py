@@ -17,12 +17,16 @@ from hyena_jax.training.run import train
         ("loss=2", True),
         ("loss=1.9", False),
         ("perplexity=7.4", True),
+        ("bits_per_byte=1.4", True),
+        ("bits_per_byte=1.3", False),
         ("accuracy=0.5", True),
         ("accuracy=0.51", False),
     ],
 )
 def test_losses_reach_a_target_from_above_and_all_else_from_below(until, reached):
-    assert is_reached(until, {"loss": 2.0, "perplexity": 7.39, "accuracy": 0.5}) is reached
+    assert (
+        is_reached(until, {"loss": 2.0, "perplexity": 7.39, "bits_per_byte": 1.4, "accuracy": 0.5}) is reached
+    )
 
 
 @pytest.mark.grid
