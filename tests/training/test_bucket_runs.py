@@ -14,7 +14,9 @@ import jax
 import numpy as np
 import pytest
 import test_distributed as distributed
+import whole_runs
 from bucket_server import BUCKET
+from whole_runs import with_training
 
 import hyena_jax
 from hyena_jax import cli
@@ -27,7 +29,6 @@ from hyena_jax.system.storage.lease import LOCK_OBJECT, Lease
 from hyena_jax.system.storage.location import Location
 from hyena_jax.system.storage.mirror import opened
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.run import train
 
 pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
@@ -45,18 +46,8 @@ def steps(url: str) -> list[int]:
     return saved_steps(opened(url) / "checkpoints")
 
 
-def longer(experiment, n_steps=14, **changes):
-    training = dataclasses.replace(experiment.training, steps=n_steps, **changes)
-    return dataclasses.replace(experiment, training=training)
-
-
 def rows(where) -> list[dict]:
-    """The metrics that do not depend on the time."""
-    timed = ("time", "tokens_per_second", "data_wait", "goodput", "model_flops")
-    return [
-        {name: value for name, value in row.items() if not any(part in name for part in timed)}
-        for row in read_rows(opened(where) / "metrics.jsonl")
-    ]
+    return whole_runs.rows(opened(where))
 
 
 def assert_same_end(url: str, folder: Path) -> None:
@@ -103,7 +94,7 @@ def test_a_stopped_run_ends_as_one_on_a_disk(bucket, whole, experiment, console,
 @pytest.fixture
 def experiment(experiment):
     """With fewer checkpoints, each of which takes tenths of a second: after 4, 8 and 12 steps."""
-    return longer(experiment, 12, checkpoint_every=4)
+    return with_training(experiment, steps=12, checkpoint_every=4)
 
 
 @pytest.fixture
@@ -146,7 +137,7 @@ def test_what_a_kill_leaves_of_a_checkpoint_is_deleted(run, whole, experiment, c
     below(run).delete(["checkpoints/12/manifest.json"])
     below(run).put("checkpoints/3/params/d/0", b"rest")
     assert steps(run) == [8]
-    train(longer(experiment, 12), opened(run), console)
+    train(with_training(experiment, steps=12), opened(run), console)
     assert names(run, "checkpoints/3/") == []
     assert "continuing after step 8" in console.file.getvalue()
     assert_same_end(run, whole)
@@ -154,13 +145,16 @@ def test_what_a_kill_leaves_of_a_checkpoint_is_deleted(run, whole, experiment, c
 
 @pytest.mark.grid
 def test_a_second_training_is_refused(run, experiment, console, monkeypatch):
+
+    def kept():
+        return [found for found in below(run).below() if found.name not in ("lock.json", "clock.json")]
+
     with Lease(below(run), print, 0.4):
-        before = [found for found in below(run).below() if found.name not in ("lock.json", "clock.json")]
+        before = kept()
         monkeypatch.setattr("hyena_jax.system.storage.lease.SECONDS", 0.8)
         with pytest.raises(UserError, match=rf"workdir '{run}' is in use: process {os.getpid()} on"):
-            train(longer(experiment), opened(run), console)
-        after = [found for found in below(run).below() if found.name not in ("lock.json", "clock.json")]
-    assert after == before
+            train(with_training(experiment, steps=14), opened(run), console)
+        assert kept() == before
 
 
 @pytest.mark.grid
@@ -176,7 +170,7 @@ def test_an_owner_that_lost_the_lock_writes_no_more(run, experiment, console, mo
 
     monkeypatch.setattr(BucketSteps, "commit", taken_over)
     with pytest.raises(OSError, match=rf"{run} was taken over by another process"):
-        train(longer(experiment, 24, checkpoint_every=4), opened(run), console)
+        train(with_training(experiment, steps=24, checkpoint_every=4), opened(run), console)
     assert steps(run) == [12, 8]
     assert below(run).get(LOCK_OBJECT) == b"{}"
     assert below(run).get("metrics/00000.jsonl") == b""
@@ -192,7 +186,7 @@ def test_metrics_in_parts(run, whole, experiment, console, monkeypatch):
         below(run).put(f"metrics/{i // 2:05d}.jsonl", b"".join(lines[i : i + 2]), ABSENT)
     monkeypatch.setattr(mirror, "SEALED", 300)
     first = below(run).stat("metrics/00000.jsonl")
-    train(longer(experiment, 12), opened(run), console)
+    train(with_training(experiment, steps=12), opened(run), console)
     assert len(names(run, "metrics/")) > 2
     assert below(run).stat("metrics/00000.jsonl") == first
     assert_same_end(run, whole)
@@ -233,7 +227,7 @@ def test_metrics_whose_answer_was_lost_are_put_again(bucket, monkeypatch):
 def test_no_checkpoint_though_the_metrics_say_so(run, experiment, console):
     below(run).delete(names(run, "checkpoints/"))
     with pytest.raises(UserError, match=rf"workdir '{run}' has logged step 12 but holds no checkpoint"):
-        train(longer(experiment), opened(run), console)
+        train(with_training(experiment, steps=14), opened(run), console)
 
 
 def test_a_folder_of_something_else_is_refused(bucket, experiment, console):
@@ -253,7 +247,7 @@ def test_a_folder_of_something_else_is_refused(bucket, experiment, console):
 def test_what_a_kill_leaves_of_a_new_folder_is_continued(bucket, experiment, console):
     for name in ("data.json", "base.json", "base.safetensors", "lock.json"):
         below(bucket).put(name, b"" if name == "lock.json" else b"{")
-    train(longer(experiment, 1), opened(bucket), console)
+    train(with_training(experiment, steps=1), opened(bucket), console)
     assert steps(bucket) == [1]
     assert "base.json" not in names(bucket)
 
@@ -369,15 +363,13 @@ def test_one_of_two_processes_is_killed_and_one_and_four_continue(bucket, text, 
     below(bucket).put(LOCK_OBJECT, b"")  # else the next start waits for a lease of the usual length
     assert cli.main(arguments(bucket, 20)) == 0
     mesh = ["--parallel.strategy", "sharded", "--parallel.fsdp", "4"]
-    with distributed.launched(4, [*arguments(bucket, 26), *mesh]) as launcher:
-        said = launcher.stdout.read()
-        assert launcher.wait() == 0, said
+    said = distributed.ended(4, [*arguments(bucket, 26), *mesh])
     assert "continuing after step 20" in said
     assert cli.main(arguments(tmp_path / "one", 26)) == 0
     assert steps(bucket)[0] == 26
     for part in ("train", "validation"):
-        found = distributed.losses(opened(bucket), part)
-        assert found == pytest.approx(distributed.losses(tmp_path / "one", part), abs=1e-5)
+        found = whole_runs.losses(opened(bucket), part)
+        assert found == pytest.approx(whole_runs.losses(tmp_path / "one", part), abs=1e-5)
 
 
 @pytest.mark.cloud

@@ -29,6 +29,8 @@ from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import train
 from hyena_jax.training.step import init_params, init_state
 
+pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
+
 
 def with_optimizer(experiment, steps, **values):
     training = replace(experiment.training, steps=steps, log_every=1)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 from test_roll_call import free_port
+from whole_runs import losses, rows
 
 from hyena_jax import cli
 from hyena_jax.config import Cluster
@@ -29,7 +30,6 @@ from hyena_jax.parallel.processes import (
 from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.checkpoint_files import damage_in
-from hyena_jax.training.metrics import read_rows
 
 SMALL = """
     --model.n-layers 1 --model.d-model 16 --model.d-ff 8 --model.max-len 16
@@ -49,24 +49,36 @@ def arguments(text, workdir, steps, *more, model=ATTENTION):
     return [*place, *map(str, [*model, *SMALL, "--training.steps", steps, *more])]
 
 
-@contextmanager
-def launched(n_processes, command, grace=60):
-    """The launcher, with its standard error joined to its standard output."""
-    flags = re.sub(r"(device_count)=\d+", r"\1=2", os.environ["XLA_FLAGS"])
-    ours = [sys.executable, "-u", "-m", "hyena_jax", "launch", "--num-processes", str(n_processes)]
-    with subprocess.Popen(
-        [*ours, "--grace", str(grace), "--", *command],
+def started(command, **environment):
+    """A process of the program, with its standard error joined to its standard output."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "hyena_jax", *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "XLA_FLAGS": flags},
-    ) as launcher:
+        env={**os.environ, **environment},
+    )
+
+
+@contextmanager
+def launched(n_processes, command, grace=60):
+    flags = re.sub(r"(device_count)=\d+", r"\1=2", os.environ["XLA_FLAGS"])
+    launch = ["launch", "--num-processes", n_processes, "--grace", grace, "--", *command]
+    with started(launch, XLA_FLAGS=flags) as launcher:
         try:
             yield launcher
         finally:
             launcher.terminate()
             launcher.communicate()
+
+
+def ended(n_processes, command, code=0, **options):
+    """The output of a launcher that ends with this exit code."""
+    with launched(n_processes, command, **options) as launcher:
+        output = launcher.stdout.read()
+        assert launcher.wait() == code, output
+    return output
 
 
 def until(launcher, text):
@@ -87,16 +99,12 @@ def pid_of(launcher, process_id):
     return int(line.split()[0])
 
 
-def losses(workdir, part="train", most=100):
-    rows = read_rows(workdir / "metrics.jsonl")
-    return [row[f"{part}/loss"] for row in rows if f"{part}/loss" in row and row["step"] <= most]
-
-
 def assert_like_one_process(text, tmp_path, workdir, steps, model=ATTENTION):
     assert cli.main(arguments(text, tmp_path / "one", steps, model=model)) == 0
-    assert losses(workdir, most=steps) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
-    found = losses(workdir, "validation", most=steps)
-    assert found == pytest.approx(losses(tmp_path / "one", "validation"), abs=1e-5)
+    for part in ("train", "validation"):
+        found = {row["step"]: row[f"{part}/loss"] for row in rows(workdir) if f"{part}/loss" in row}
+        found = [loss for step, loss in found.items() if step <= steps]
+        assert found == pytest.approx(losses(tmp_path / "one", part), abs=1e-5)
 
 
 @pytest.mark.scale
@@ -119,9 +127,7 @@ def test_four_processes_train_as_one_and_save_together(text, tmp_path, layout, m
     workdir = tmp_path / "four"
     flags = [*f"--parallel.strategy {layout}".split(), *CHECKED]
     command = arguments(text, workdir, 8, *flags, model=model)
-    with launched(4, command) as launcher:
-        output = launcher.stdout.read()
-        assert launcher.wait() == 0, output
+    output = ended(4, command)
     assert "8 x cpu in 4 processes" in output
     assert output.count("run folder") == 1
     assert not damage_in(workdir / "checkpoints" / "8")
@@ -135,16 +141,7 @@ def test_slurm_tells_the_processes_where_they_meet(text, tmp_path):
     workdir = tmp_path / "slurm"
     command = arguments(text, workdir, 4, "--parallel.devices", 1, "--distributed")
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "hyena_jax", *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **job, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)},
-        )
-        for i in range(2)
-    ]
+    processes = [started(command, **job, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)) for i in range(2)]
     outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert "2 x cpu in 2 processes" in outputs[0]
@@ -158,10 +155,7 @@ def test_a_run_of_one_process_goes_on_in_two_and_back(text, tmp_path):
     assert cli.main(arguments(text, whole, 6)) == 0
     assert cli.main(arguments(text, moved, 2)) == 0
     sharded = ["--parallel.strategy", "sharded", "--parallel.fsdp", 4]
-    with launched(2, arguments(text, moved, 4, *sharded)) as launcher:
-        until(launcher, "continuing after step 2")
-        launcher.stdout.read()
-        assert launcher.wait() == 0
+    assert "continuing after step 2" in ended(2, arguments(text, moved, 4, *sharded))
     assert cli.main(arguments(text, moved, 6)) == 0
     assert losses(moved) == pytest.approx(losses(whole), abs=1e-5)
 
@@ -194,18 +188,16 @@ def test_sigterm_to_one_host_saves_on_all_at_one_step_and_the_run_continues_on_a
     last = step + 4
     for n_processes in (2, 4):
         continued = shutil.copytree(stopped, tmp_path / f"{n_processes}_processes")
-        with launched(n_processes, arguments(text, continued, last, *flags[:4])) as launcher:
-            output = launcher.stdout.read()
-            assert launcher.wait() == 0, output
-        assert f"continuing after step {step}" in output
+        assert f"continuing after step {step}" in ended(
+            n_processes, arguments(text, continued, last, *flags[:4])
+        )
     whole = tmp_path / "whole"
-    with launched(2, arguments(text, whole, last, *flags)) as launcher:
-        launcher.stdout.read()
-        assert launcher.wait() == 0
-    assert len(losses(whole, most=last)) == last
-    assert losses(tmp_path / "2_processes", most=last) == losses(whole)  # to the bit
-    assert losses(tmp_path / "4_processes", most=step) == losses(whole, most=step)
-    assert losses(tmp_path / "4_processes", most=last) == pytest.approx(losses(whole), abs=1e-5)
+    ended(2, arguments(text, whole, last, *flags))
+    expected, four = losses(whole), losses(tmp_path / "4_processes")  # of every step
+    assert len(expected) == last
+    assert losses(tmp_path / "2_processes") == expected  # to the bit
+    assert four[:step] == expected[:step]
+    assert four == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.scale
@@ -244,13 +236,7 @@ def test_processes_that_do_not_fit_together_are_refused(text, tmp_path, changes,
         at = commands[1].index(changes[0]) if changes[0] in commands[1] else len(commands[1])
         commands[1][at : at + 2] = changes
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "hyena_jax", *map(str, command)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"},
-        )
+        started(command, XLA_FLAGS=f"--xla_force_host_platform_device_count={count}")
         for command, count in zip(commands, (2, devices), strict=True)
     ]
     for process in processes:
@@ -276,9 +262,7 @@ def test_rows_and_weights_of_the_users_own_train_in_two_processes_as_in_one(text
         return command
 
     for steps in (3, 6):
-        with launched(2, command_of(tmp_path / "two", steps)) as launcher:
-            output = launcher.stdout.read()
-            assert launcher.wait() == 0, output
+        ended(2, command_of(tmp_path / "two", steps))
     assert cli.main(command_of(tmp_path / "one", 6)) == 0
     assert len(losses(tmp_path / "two")) == 6
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
@@ -299,9 +283,7 @@ def test_processes_stop_and_save_when_their_launcher_is_killed(text, tmp_path):
 
 @pytest.mark.scale
 def test_what_is_wrong_in_one_process_ends_all(text, tmp_path):
-    with launched(2, arguments(tmp_path / "nothing", tmp_path / "run", 4), grace=20) as launcher:
-        output = launcher.stdout.read()
-        assert launcher.wait() == 2
+    output = ended(2, arguments(tmp_path / "nothing", tmp_path / "run", 4), code=2, grace=20)
     assert "--data.path must be an existing" in output
     assert "Traceback" not in output
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from grid import grid_but
 
 from hyena_jax import models
 from hyena_jax.config import (
@@ -19,19 +20,19 @@ from hyena_jax.config import (
 from hyena_jax.training.drawing import by_kind, recipes
 from hyena_jax.training.step import init_params
 
-CONFIG = LanguageModelConfig(n_layers=4, d_model=12, d_ff=8, max_len=16, vocab_size=5)
+CONFIG = LanguageModelConfig(d_model=12, d_ff=8, max_len=16, vocab_size=5)
 PATTERNS = {
     "hyena": (HyenaConfig(),),
+    "hawk": (HawkConfig(),),
     "three": (HawkConfig(), RWKV7Config(n_heads=2), AttentionConfig(n_heads=2)),
     "two": (Mamba2Config(n_heads=2), HyenaConfig(filter=S4DFilterConfig())),
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["three", *(pytest.param(name, marks=pytest.mark.grid) for name in ("hyena", "two"))]
-)
+@pytest.mark.parametrize("name", grid_but(PATTERNS, "hawk"))
 def test_bits(name):
-    model = models.build(replace(CONFIG, pattern=PATTERNS[name]))
+    pattern = PATTERNS[name]
+    model = models.build(replace(CONFIG, pattern=pattern, n_layers=2 * len(pattern)))
     expected = jax.jit(model.init)(jax.random.key(7), models.example_inputs(model.config))["params"]
     jax.tree.map(np.testing.assert_array_equal, init_params(model, 7), expected)
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from whole_runs import contents, with_training
 
 from hyena_jax import cli
 from hyena_jax.system.errors import UserError
@@ -26,35 +27,21 @@ pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_lo
 PROGRAM = Path(__file__).parents[2] / "experiments" / "faults" / "run.py"
 
 
-def longer(experiment, steps=14, **changes):
-    training = dataclasses.replace(experiment.training, steps=steps, **changes)
-    return dataclasses.replace(experiment, training=training)
+def test_a_second_training_changes_nothing(whole, experiment, console):
+    before = contents(whole)
+    with locked(whole), pytest.raises(UserError, match="in use: another process trains there"):
+        train(with_training(experiment, steps=14, log_every=1), whole, console)
+    assert contents(whole) == before
 
 
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def run(trained, experiment, tmp_path):
-    return shutil.copytree(trained, tmp_path / "run")
-
-
-def test_a_second_training_changes_nothing(run, experiment, console):
-    before = contents(run)
-    with locked(run), pytest.raises(UserError, match="in use: another process trains there"):
-        train(longer(experiment, log_every=1), run, console)
-    assert contents(run) == before
-
-
-def test_all_checkpoints_damaged_is_refused_again_and_again(run, experiment, console):
-    for step in saved_steps(run / "checkpoints"):
-        shutil.rmtree(run / "checkpoints" / str(step) / "params")
-    before = contents(run)
+def test_all_checkpoints_damaged_is_refused_again_and_again(whole, experiment, console):
+    for step in saved_steps(whole / "checkpoints"):
+        shutil.rmtree(whole / "checkpoints" / str(step) / "params")
+    before = contents(whole)
     for _ in range(2):
         with pytest.raises(UserError, match="every checkpoint in .* is damaged"):
-            train(longer(experiment), run, console)
-        assert contents(run) == before
+            train(with_training(experiment, steps=14), whole, console)
+        assert contents(whole) == before
 
 
 @pytest.mark.faults
@@ -68,19 +55,19 @@ def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp
     encoding, before = read_folder(run).encoding.to_json(), contents(run)
     text.write_text(text.read_text().replace("wall", "hall"))
     with pytest.raises(UserError, match="fingerprint differs; --accept-changed-data"):
-        train(longer(letters), run, console)
+        train(with_training(letters, steps=14), run, console)
     assert contents(run) == before
-    train(longer(letters), run, console, StartOptions(accept_changed_data=True))
+    train(with_training(letters, steps=14), run, console, StartOptions(accept_changed_data=True))
     output = " ".join(console.file.getvalue().split())
     assert "changed since the last start: text: fingerprint" in output
     assert "continuing after step 12" in output
     assert read_folder(run).encoding.to_json() == encoding
-    train(longer(letters, 15), run, console)
+    train(with_training(letters, steps=15), run, console)
     text.write_text(text.read_text() + "ß" * 100)
     with pytest.raises(UserError, match="the text changed since"):
-        train(longer(letters, 16), run, console)
+        train(with_training(letters, steps=16), run, console)
     with pytest.raises(UserError, match="ß"):
-        train(longer(letters, 16), run, console, StartOptions(accept_changed_data=True))
+        train(with_training(letters, steps=16), run, console, StartOptions(accept_changed_data=True))
 
 
 def test_what_a_kill_leaves_of_a_new_folder_is_continued(experiment, tmp_path, console):
@@ -88,28 +75,28 @@ def test_what_a_kill_leaves_of_a_new_folder_is_continued(experiment, tmp_path, c
     workdir.mkdir()
     for name in (".lock", "data.json", f".{'0' * 16}.draft"):
         (workdir / name).write_text("{")
-    train(longer(experiment, 1), workdir, console)
+    train(with_training(experiment, steps=1), workdir, console)
     assert saved_steps(workdir / "checkpoints") == [1]
 
 
-def test_a_half_deleted_old_checkpoint_and_a_torn_last_row_do_no_harm(run, experiment, console):
-    oldest = run / "checkpoints" / str(saved_steps(run / "checkpoints")[-1])
+def test_a_half_deleted_old_checkpoint_and_a_torn_last_row_do_no_harm(whole, experiment, console):
+    oldest = whole / "checkpoints" / str(saved_steps(whole / "checkpoints")[-1])
     for path in [oldest / "manifest.json", oldest / "_CHECKPOINT_METADATA"]:
         path.unlink()
     shutil.rmtree(oldest / "params")
-    with (run / "metrics.jsonl").open("a") as file:
+    with (whole / "metrics.jsonl").open("a") as file:
         file.write('{"step": 13, "train/loss": 1.0}\n{"step": 14, "tra')
-    train(longer(experiment, log_every=1), run, console)
-    assert saved_steps(run / "checkpoints")[0] == 14
-    assert [row["step"] for row in read_rows(run / "metrics.jsonl")][-3:] == [13, 14, 14]
+    train(with_training(experiment, steps=14, log_every=1), whole, console)
+    assert saved_steps(whole / "checkpoints")[0] == 14
+    assert [row["step"] for row in read_rows(whole / "metrics.jsonl")][-3:] == [13, 14, 14]
 
 
 @pytest.mark.parametrize("line", ['{"step": "a"}', "[1]", "{}", "\0\0"])
-def test_a_line_that_is_no_row_is_named(run, experiment, console, line):
-    path = run / "metrics.jsonl"
+def test_a_line_that_is_no_row_is_named(whole, experiment, console, line):
+    path = whole / "metrics.jsonl"
     path.write_text(line + "\n" + path.read_text())
     with pytest.raises(UserError, match="line 1 is not a row of metrics.*remove that line"):
-        train(longer(experiment), run, console)
+        train(with_training(experiment, steps=14), whole, console)
 
 
 def test_a_signal_acts_as_usual_until_a_step_was_trained(experiment, tmp_path, console, monkeypatch):
@@ -178,10 +165,10 @@ def test_the_program_finds_nothing(tmp_path):
     assert done.returncode == 0
 
 
-def test_a_pipe_among_the_checkpoints_is_refused(run, experiment, console):
+def test_a_pipe_among_the_checkpoints_is_refused(whole, experiment, console):
     """Orbax would wait for somebody to write into it."""
-    os.mkfifo(run / "checkpoints" / "15.orbax-checkpoint-tmp")
-    before = sorted(run.rglob("*"))
+    os.mkfifo(whole / "checkpoints" / "15.orbax-checkpoint-tmp")
+    before = sorted(whole.rglob("*"))
     with pytest.raises(UserError, match="is a pipe: remove it"):
-        train(longer(experiment), run, console)
-    assert sorted(run.rglob("*")) == before
+        train(with_training(experiment, steps=14), whole, console)
+    assert sorted(whole.rglob("*")) == before

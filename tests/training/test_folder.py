@@ -1,26 +1,23 @@
 """Damaged or malicious run folders are refused in one line, and nothing outside changes."""
 
-import dataclasses
 import json
 import os
 import shutil
 import stat
 
-import chex
 import jax
 import numpy as np
 import pytest
+from whole_runs import contents, saved
 
-from hyena_jax import cli, config, models
-from hyena_jax.config import OptimizerConfig, ParameterGroup
+import hyena_jax
+from hyena_jax import cli, config
 from hyena_jax.system.errors import UserError
 from hyena_jax.training import export
 from hyena_jax.training.checkpoint import Checkpoints, Meta, saved_steps
 from hyena_jax.training.folder import read_folder
-from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
-from hyena_jax.training.run import train
 from hyena_jax.training.step import init_state
 
 pytestmark = pytest.mark.xdist_group("run_folder")  # its tests share a run
@@ -29,7 +26,7 @@ SMALL = """
     --model.n-layers 1 --model.d-model 8 --model.d-ff 8 --model.max-len 16 --model.pattern fir
     --data.seq-len 16 --data.batch-size 4 --parallel.devices 1
     --training.steps 4 --training.eval-every 2 --training.checkpoint-every 2 --training.log-every 2
-    --logging.sample-tokens 4
+    --logging.sample-tokens 0
 """.split()
 
 
@@ -38,10 +35,6 @@ def run(*arguments: object) -> int:
         return cli.main([str(argument) for argument in arguments])
     except SystemExit as stop:
         return stop.code
-
-
-def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +62,19 @@ def outside(tmp_path):
     return folder
 
 
-FILES = [
-    "metrics.jsonl",
-    "learning_curves.png",
-    "sample.txt",
-    f".{'0' * 16}.draft",
-    "config.json",
-    "data.json",
-]
-
-
 @pytest.mark.grid
 @pytest.mark.parametrize("is_hard", [False, True])
 def test_nothing_is_written_through_links_to_files(folder, outside, is_hard):
     """They are replaced; config.json and data.json link to copies, so that there is a run to continue."""
-    for name in FILES:
+    names = (
+        "metrics.jsonl",
+        "learning_curves.png",
+        "sample.txt",
+        f".{'0' * 16}.draft",
+        "config.json",
+        "data.json",
+    )
+    for name in names:
         path, target = folder / name, outside / name
         if path.exists():
             shutil.move(path, target)
@@ -91,7 +82,8 @@ def test_nothing_is_written_through_links_to_files(folder, outside, is_hard):
             target.write_text("precious")
         path.hardlink_to(target) if is_hard else path.symlink_to(target)
     before = contents(outside)
-    assert run("train", "--resume", folder, "--training.steps", 6) == 0
+    sample = ["--logging.sample-tokens", 4]
+    assert run("train", "--resume", folder, "--training.steps", 6, *sample) == 0
     assert contents(outside) == before
     left = [path.name for path in folder.iterdir() if path.is_symlink() or path.name.endswith(".draft")]
     assert left in ([], ["data.json"])  # which is unchanged and so not rewritten
@@ -155,21 +147,16 @@ def test_checkpoints_may_be_on_another_disk(folder, tmp_path, capsys):
     assert saved_steps(empty) == [4, 2]
 
 
-def commands(folder, tmp_path):
-    output = ["--output", tmp_path / "out"]
-    return {
-        "train": ["train", "--resume", folder, "--training.steps", 6],
-        "eval": ["eval", folder],
-        "generate": ["generate", folder, "--prompt", "the", "--max-new-tokens", 2],
-        "export": ["export", folder, "--output", tmp_path / "out.safetensors"],
-        "distill": ["distill", folder, *output],
-    }
-
-
 def each_is_refused(folder, tmp_path, capsys) -> list[str]:
     """The error lines of all commands, none of which may do anything."""
     lines, before = [], contents(tmp_path)
-    for arguments in commands(folder, tmp_path).values():
+    for arguments in (
+        ["train", "--resume", folder, "--training.steps", 6],
+        ["eval", folder],
+        ["generate", folder, "--prompt", "the", "--max-new-tokens", 2],
+        ["export", folder, "--output", tmp_path / "out.safetensors"],
+        ["distill", folder, "--output", tmp_path / "out"],
+    ):
         assert run(*arguments) == 2
         errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
         assert len(errors) == 1
@@ -204,10 +191,8 @@ def test_a_setting_that_was_edited_on_purpose_is_read(folder, capsys):
 
 def poison(folder, value: float) -> str:
     """Rewrites the newest checkpoint with one entry not finite; returns the parameter's name."""
-    checkpoints, loaded = folder / "checkpoints", read_folder(folder)
-    model = models.build(loaded.experiment.model)
-    step, params = load_params(loaded, model, "latest", print)
-    state = init_state(params, make_optimizer(loaded.experiment.optimizer, params, 6))
+    checkpoints, (step, _, params) = folder / "checkpoints", saved(folder)
+    state = init_state(params, make_optimizer(read_folder(folder).experiment.optimizer, params, 6))
     params["final_norm"]["scale"] = np.where(np.arange(8) == 3, value, 1.0).astype(np.float32)
     state = jax.device_get(state._replace(params=params, step=np.int32(step)))
     shutil.rmtree(checkpoints / str(step))
@@ -235,31 +220,8 @@ def test_exported_files_have_the_mode_of_the_umask(folder, tmp_path, mask):
         assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~mask
 
 
-OPTIMIZERS = OptimizerConfig.registry
-
-
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_the_state_of_every_optimizer_is_declared_as_it_is_expected(tmp_path, name):
-    groups = (ParameterGroup("kernel", learning_rate=1e-3, weight_decay=0.0),)
-    optimizer = OPTIMIZERS[name]()
-    params = {"blocks_0": {"kernel": np.ones((3, 2), np.float32), "bias": np.ones(2, np.float32)}}
-    if hasattr(optimizer, "groups"):
-        optimizer = dataclasses.replace(optimizer, groups=groups)
-    state = jax.device_get(init_state(params, make_optimizer(optimizer, params, 6))).to_items()
-    with Checkpoints(tmp_path / "checkpoints", 2, print) as opened:
-        opened.save(Meta(1), state)
-    with Checkpoints(tmp_path / "checkpoints", 2, print) as opened:
-        chex.assert_trees_all_equal(opened.restore(state).items, state)
-
-
-def test_a_run_is_trained_from_its_own_settings_in_python(folder, console):
-    import hyena_jax
-
+def test_a_run_is_trained_from_its_own_settings_in_python(folder):
     assert hyena_jax.train(None, folder, quiet=True).step == 4
+    assert config.load(str(folder / "config.json")) == read_folder(folder).experiment
     with pytest.raises(UserError, match="holds no run"):
         hyena_jax.train(None, folder.parent)
-
-
-def test_the_config_of_a_run_starts_another(folder, tmp_path, console):
-    train(config.load(str(folder / "config.json")), tmp_path / "again", console)
-    assert read_folder(tmp_path / "again").experiment == read_folder(folder).experiment

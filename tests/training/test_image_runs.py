@@ -4,17 +4,14 @@ import dataclasses
 import io
 import json
 import shutil
-import signal
 
 import jax
 import numpy as np
 import pytest
-from grid import in_grid
 from idx_files import random_images, write_pair
 from rich.console import Console
-from test_loop import assert_same_run, params, rows
+from whole_runs import evaluated, rows, saved, with_training
 
-from hyena_jax import models
 from hyena_jax.config import (
     AdamWConfig,
     AttentionConfig,
@@ -29,12 +26,7 @@ from hyena_jax.config import (
 from hyena_jax.data.images import load_image_set
 from hyena_jax.generation.sample import draw_predictions
 from hyena_jax.system.errors import UserError
-from hyena_jax.system.signals import Interrupted
-from hyena_jax.training import run as training
-from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.folder import read_folder
-from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.run import train
 
@@ -79,10 +71,6 @@ def whole(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "whole")
 
 
-def per_token(experiment):
-    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, head="per_token"))
-
-
 def test_a_run_leaves_everything_it_promises(whole, experiment):
     assert {path.name for path in whole.iterdir()} == {
         ".lock", "config.json", "data.json", "metrics.jsonl", "checkpoints", "learning_curves.png"
@@ -105,27 +93,6 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
     assert dataclasses.replace(model, image_size=None, channels=None, n_classes=None) == experiment.model
 
 
-@pytest.mark.parametrize("stop_after", in_grid(4, 11))
-def test_a_stopped_run_continues_as_if_it_had_not_been(
-    whole, experiment, tmp_path, console, monkeypatch, stop_after
-):
-    workdir, usual = tmp_path / "stopped", training.iterate
-
-    def iterate(dataset, start, *_):
-        for t, batch in usual(dataset, start):
-            if t == stop_after - 1:
-                signal.raise_signal(signal.SIGTERM)
-            yield t, batch
-
-    monkeypatch.setattr(training, "iterate", iterate)
-    with pytest.raises(Interrupted, match="SIGTERM"):
-        train(experiment, workdir, console)
-    assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    monkeypatch.setattr(training, "iterate", usual)
-    train(experiment, workdir, console)
-    assert_same_run(whole, workdir)
-
-
 @pytest.mark.grid
 @pytest.mark.parametrize("head", ["average_pool", "per_token"])
 def test_devices_and_accumulation_share_a_batch(experiment, tmp_path, console, head):
@@ -146,24 +113,16 @@ def test_devices_and_accumulation_share_a_batch(experiment, tmp_path, console, h
 
 def log_probabilities(workdir, images):
     """Float64 log-probabilities of the images in the file, from a run's saved parameters."""
-    model, normalization = models.build(read_folder(workdir).experiment.model), read_folder(workdir).encoding
-    _, saved = load_params(read_folder(workdir), model, "latest", print)
+    normalization, (_, model, params) = read_folder(workdir).encoding, saved(workdir)
     inputs = ((images / 255 - normalization.mean) / normalization.std).astype(np.float32)[..., None]
-    logits = np.float64(jax.jit(model.apply)({"params": saved}, inputs))
+    logits = np.float64(jax.jit(model.apply)({"params": params}, inputs))
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-
-
-def evaluate_saved(workdir, path=None, batch_size=64):
-    run = read_folder(workdir)
-    model = models.build(run.experiment.model)
-    _, saved = load_params(run, model, "latest", print)
-    return evaluate_run(run, model, saved, path, batch_size)
 
 
 def test_evaluation_is_exact(whole):
     images, labels = (part[45:] for part in random_images(50))
     logp = log_probabilities(whole, images)
-    values = evaluate_saved(whole, batch_size=2)
+    values = evaluated(whole, batch_size=2)
     assert values["loss"] == pytest.approx(-logp[np.arange(5), labels].mean(), rel=1e-5)
     assert values["accuracy"] == np.mean(logp.argmax(-1) == labels)
     assert values["images"] == 5
@@ -175,7 +134,7 @@ def test_evaluation_is_exact(whole):
 
 def test_other_images_are_read_with_the_normalization_of_the_run(whole, tmp_path):
     images, labels = random_images(11, seed=8)
-    values = evaluate_saved(whole, str(write_pair(tmp_path / "other", 11, seed=8)))
+    values = evaluated(whole, str(write_pair(tmp_path / "other", 11, seed=8)))
     logp = log_probabilities(whole, images)
     assert values["loss"] == pytest.approx(-logp[np.arange(11), labels].mean(), rel=1e-5)
     assert values["images"] == 11
@@ -183,11 +142,11 @@ def test_other_images_are_read_with_the_normalization_of_the_run(whole, tmp_path
 
 @pytest.mark.grid
 def test_patches_that_answer_each_are_judged_together(experiment, tmp_path, console):
-    steps = dataclasses.replace(experiment.training, steps=1)
-    train(dataclasses.replace(per_token(experiment), training=steps), tmp_path / "run", console)
+    each = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, head="per_token"))
+    train(with_training(each, steps=1), tmp_path / "run", console)
     images, labels = (part[45:] for part in random_images(50))
     logp = log_probabilities(tmp_path / "run", images).mean(axis=1)
-    values = evaluate_saved(tmp_path / "run")
+    values = evaluated(tmp_path / "run")
     assert values["loss"] == pytest.approx(-logp[np.arange(5), labels].mean(), rel=1e-5)
     assert values["accuracy"] == np.mean(logp.argmax(-1) == labels)
 
@@ -201,7 +160,7 @@ def test_patches_that_answer_each_are_judged_together(experiment, tmp_path, cons
 )
 def test_other_images_must_fit_the_model(whole, tmp_path, options, message):
     with pytest.raises(UserError, match=message):
-        evaluate_saved(whole, str(write_pair(tmp_path / "other", 12, **options)))
+        evaluated(whole, str(write_pair(tmp_path / "other", 12, **options)))
 
 
 def test_changed_images_are_refused(whole, experiment, tmp_path, console):
@@ -213,7 +172,7 @@ def test_changed_images_are_refused(whole, experiment, tmp_path, console):
     config["data"]["path"] = others.path
     (whole / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="the images changed since the run was started"):
-        evaluate_saved(whole)
+        evaluated(whole)
 
 
 def test_a_broken_data_json_is_refused(whole):
@@ -223,19 +182,11 @@ def test_a_broken_data_json_is_refused(whole):
 
 
 def test_predictions_are_drawn(whole, experiment, tmp_path):
-    run, path = read_folder(whole), tmp_path / "predictions.png"
-    model = models.build(run.experiment.model)
-    _, saved = load_params(run, model, "latest", print)
-    n_right, n_drawn = draw_predictions(model, saved, load_image_set(experiment.data), 40, path)
+    path, (_, model, params) = tmp_path / "predictions.png", saved(whole)
+    n_right, n_drawn = draw_predictions(model, params, load_image_set(experiment.data), 40, path)
     assert n_drawn == 5
     assert n_right == round(5 * rows(whole)[-1]["validation/accuracy"])
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.grid
-def test_the_seed_decides(whole, experiment, tmp_path, console):
-    train(dataclasses.replace(experiment, seed=1), tmp_path / "other", console)
-    assert not np.array_equal(params(whole)[1][0], params(tmp_path / "other")[1][0])
 
 
 def test_images_are_not_cut_into_parts(experiment, tmp_path, console):

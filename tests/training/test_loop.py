@@ -1,28 +1,33 @@
 """Whole runs: the files they write, and that stopping them anywhere changes nothing."""
 
-import contextlib
 import dataclasses
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 
+import chex
 import jax
 import numpy as np
 import pytest
 from grid import in_grid
+from whole_runs import (
+    assert_same_run,
+    contents,
+    fails_before,
+    rows,
+    saved,
+    train_stopped_once,
+    with_training,
+)
 
 from hyena_jax import models
 from hyena_jax.config import (
     AFTSimpleConfig,
     ConstantConfig,
     Experiment,
-    HawkConfig,
-    HyenaConfig,
     LanguageModelConfig,
-    ParallelConfig,
     TextConfig,
 )
 from hyena_jax.inspect import content
@@ -32,7 +37,6 @@ from hyena_jax.system.output import Output
 from hyena_jax.system.signals import Interrupted, stop_requests
 from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import hooks
-from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.console import Progress
 from hyena_jax.training.folder import BASE, read_folder
@@ -45,40 +49,6 @@ from hyena_jax.training.step import init_params
 from hyena_jax.training.timing import flops_per_unit
 
 pytestmark = pytest.mark.xdist_group("trained")  # its tests share a run
-
-
-def with_training(experiment, **changes):
-    return dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, **changes))
-
-
-def rows(workdir):
-    """Metrics without fields that depend on the clock."""
-    return [
-        {
-            name: value
-            for name, value in row.items()
-            if name != "time"
-            and not name.endswith(("_per_second", "data_wait"))
-            and not name.startswith("goodput/")
-        }
-        for row in read_rows(workdir / "metrics.jsonl")
-    ]
-
-
-def params(workdir):
-    step, values = load_params(
-        read_folder(workdir), models.build(read_folder(workdir).experiment.model), "latest", print
-    )
-    return step, jax.tree.leaves(values)
-
-
-def assert_same_run(a, b):
-    assert rows(a) == rows(b)
-    assert best(a / "checkpoints") == best(b / "checkpoints")
-    (step_a, leaves_a), (step_b, leaves_b) = params(a), params(b)
-    assert step_a == step_b
-    for x, y in zip(leaves_a, leaves_b, strict=True):
-        np.testing.assert_array_equal(x, y)
 
 
 def test_a_run_leaves_everything_it_promises(whole, experiment):
@@ -105,30 +75,9 @@ def test_another_seed_is_another_run(whole, experiment, tmp_path, console):
     assert rows(whole) != rows(tmp_path / "other")
 
 
-def train_stopped_once(experiment, workdir, console, monkeypatch, stop_after):
-    """A run that SIGTERM stops after that step, and that is then continued."""
-    usual = training.iterate
-
-    def iterate(dataset, start, *_):
-        for t, batch in usual(dataset, start):
-            if t == stop_after - 1:
-                signal.raise_signal(signal.SIGTERM)
-            yield t, batch
-
-    monkeypatch.setattr(training, "iterate", iterate)
-    with pytest.raises(Interrupted, match="SIGTERM"):
-        train(experiment, workdir, console)
-    assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    monkeypatch.setattr(training, "iterate", usual)
-    train(experiment, workdir, console)
-    assert f"continuing after step {stop_after}" in console.file.getvalue()
-
-
 @pytest.mark.parametrize("stop_after", in_grid(2, 4, 5, 11))
-def test_a_stopped_run_continues_as_if_it_had_not_been(
-    whole, experiment, tmp_path, console, monkeypatch, stop_after
-):
-    train_stopped_once(experiment, tmp_path / "stopped", console, monkeypatch, stop_after)
+def test_a_stopped_run_continues_as_if_it_had_not_been(whole, experiment, tmp_path, console, stop_after):
+    train_stopped_once(experiment, tmp_path / "stopped", console, stop_after)
     assert_same_run(whole, tmp_path / "stopped")
 
 
@@ -148,37 +97,17 @@ def test_checkpoints_by_the_clock_are_replaced_and_change_nothing_else(whole, ex
 
 
 @pytest.mark.grid
-def test_a_run_that_fails_continues_after_its_last_checkpoint_by_the_clock(
-    whole, experiment, tmp_path, console, monkeypatch
-):
-    usual, died = training.iterate, tmp_path / "died"
-
-    def iterate(dataset, start, *_):
-        for t, batch in usual(dataset, start):
-            if t == 7:
-                raise OSError("the machine is gone")
-            yield t, batch
-
-    monkeypatch.setattr(training, "iterate", iterate)
-    with pytest.raises(OSError, match="gone"):
-        train(by_the_clock(experiment), died, console)
-    assert saved_steps(died / "checkpoints") == [7, 6, 5, 4]  # 4 is the best, 5 lasts, 6 waited for 7
-    monkeypatch.setattr(training, "iterate", usual)
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_a_run_that_fails_loses_no_step(whole, experiment, tmp_path, console, is_timed):
+    died = tmp_path / "died"
+    with fails_before(8, OSError("the machine is gone")):
+        train(by_the_clock(experiment) if is_timed else experiment, died, console)
+    # By the clock: 4 is the best, 5 lasts, 6 waited for 7.
+    assert saved_steps(died / "checkpoints") == ([7, 6, 5, 4] if is_timed else [7, 5, 4])
     train(experiment, died, console)
     assert "continuing after step 7" in console.file.getvalue()
     assert_same_run(whole, died)
     assert saved_steps(died / "checkpoints") == saved_steps(whole / "checkpoints")
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("mixer", [HyenaConfig(), HawkConfig()], ids=["hyena", "hawk"])
-def test_a_stopped_run_of_another_mixer_continues_as_if_it_had_not_been(
-    experiment, tmp_path, console, monkeypatch, mixer
-):
-    other = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, pattern=(mixer,)))
-    train(other, tmp_path / "whole", console)
-    train_stopped_once(other, tmp_path / "stopped", console, monkeypatch, 7)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
 @pytest.mark.grid
@@ -200,29 +129,6 @@ def test_a_signal_after_the_save_of_a_step_stops_after_the_next(
     train(experiment, workdir, console)
     assert "continuing after step 7" in console.file.getvalue()
     assert_same_run(whole, workdir)
-
-
-def failing_at(step, usual, error):
-    """`iterate`, whose data raise an error instead of the batch after `step`."""
-
-    def iterate(dataset, start, *_):
-        for t, batch in usual(dataset, start):
-            if t == step:
-                raise error
-            yield t, batch
-
-    return iterate
-
-
-@pytest.mark.grid
-def test_an_error_of_the_data_loses_no_step(whole, experiment, tmp_path, console, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "iterate", failing_at(7, training.iterate, OSError("a bad disk")))
-        with pytest.raises(OSError, match="a bad disk"):
-            train(experiment, tmp_path / "run", console)
-    assert saved_steps(tmp_path / "run" / "checkpoints")[0] == 7
-    train(experiment, tmp_path / "run", console)
-    assert_same_run(whole, tmp_path / "run")
 
 
 @pytest.mark.grid
@@ -248,17 +154,13 @@ def test_a_run_whose_output_is_closed_is_saved(whole, experiment, tmp_path, cons
 
 
 @pytest.mark.grid
-def test_a_run_that_began_from_given_parameters_begins_so_again(
-    whole, experiment, tmp_path, console, monkeypatch
-):
+def test_a_run_that_began_from_given_parameters_begins_so_again(whole, experiment, tmp_path, console):
     """Killed before its first checkpoint, it is resumed by itself, and its source has changed meanwhile."""
     source = shutil.copytree(whole, tmp_path / "source")
-    for name in ("undisturbed", "killed"):
-        patched = failing_at(0, training.iterate, OSError("killed"))
-        with monkeypatch.context() as patch, contextlib.suppress(OSError):
-            if name == "killed":
-                patch.setattr(training, "iterate", patched)
-            train(experiment, tmp_path / name, console, StartOptions(init_from=source))
+    given = StartOptions(init_from=source)
+    train(experiment, tmp_path / "undisturbed", console, given)
+    with fails_before(1, OSError("killed")):
+        train(experiment, tmp_path / "killed", console, given)
     assert saved_steps(tmp_path / "killed" / "checkpoints") == []
     shutil.rmtree(source)
     train(experiment, tmp_path / "killed", console)
@@ -267,8 +169,7 @@ def test_a_run_that_began_from_given_parameters_begins_so_again(
     run = read_folder(tmp_path / "killed")
     words, start = content._start(run, models.build(run.experiment.model), 12, console.print)
     assert words == "from the parameters that the run was given"
-    for x, y in zip(jax.tree.leaves(start), params(whole)[1], strict=True):
-        np.testing.assert_array_equal(x, y)
+    chex.assert_trees_all_equal(start, saved(whole)[2])
 
 
 @pytest.mark.grid
@@ -360,11 +261,9 @@ run.train(config.read(Path({config!r})), Path({workdir!r}), Console())
 def test_a_killed_run_loses_at_most_the_steps_since_its_checkpoint(
     whole, experiment, tmp_path, console, step
 ):
-    workdir, config_file = tmp_path / "killed", tmp_path / "experiment.json"
-    loop_config = json.dumps(json.loads((whole / "config.json").read_text()))
-    config_file.write_text(loop_config)
-    code = KILLED.format(step=step, config=str(config_file), workdir=str(workdir))
-    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, env=os.environ, check=False)
+    workdir = tmp_path / "killed"
+    code = KILLED.format(step=step, config=str(whole / "config.json"), workdir=str(workdir))
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL
     train(experiment, workdir, console)
     assert_same_run(whole, workdir)
@@ -420,16 +319,6 @@ def test_what_rows_compute_is_compiled_before_speed_is_measured(experiment, tmp_
     assert hooks.param_norm._cache_size() == 1
 
 
-@pytest.mark.scale
-def test_devices_share_a_batch(whole, experiment, tmp_path, console):
-    """Without dropout, which differs by device, two devices train like one."""
-    dry = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, dropout=0.0))
-    train(dry, tmp_path / "one", console)
-    train(dataclasses.replace(dry, parallel=ParallelConfig(devices=2)), tmp_path / "two", console)
-    for a, b in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
-        assert a == pytest.approx(b, rel=1e-4)
-
-
 @pytest.mark.parametrize("rate", [1e30, *in_grid(1e38)])
 def test_a_diverging_run_stops_and_keeps_good_checkpoints(experiment, tmp_path, console, rate):
     wild = dataclasses.replace(
@@ -440,16 +329,15 @@ def test_a_diverging_run_stops_and_keeps_good_checkpoints(experiment, tmp_path, 
     )
     with pytest.raises(Diverged, match=r"finite.*step \d+.*optimizer.learning_rate"):
         train(with_training(wild, checkpoint_every=1, log_every=1), tmp_path / "wild", console)
-    _, leaves = params(tmp_path / "wild")
-    assert all(np.isfinite(leaf).all() for leaf in leaves)
+    chex.assert_tree_all_finite(saved(tmp_path / "wild")[2])
 
 
 def test_another_experiment_in_the_folder_is_refused_and_nothing_changes(whole, experiment, console):
-    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    before = contents(whole)
     changed = dataclasses.replace(experiment, seed=5, data=dataclasses.replace(experiment.data, batch_size=8))
     with pytest.raises(UserError, match=r"different experiment: data.batch_size: 4 -> 8; seed: 0 -> 5"):
         train(changed, whole, console)
-    assert before == {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    assert contents(whole) == before
 
 
 def test_another_text_is_refused(whole, experiment, text, console):
@@ -458,51 +346,38 @@ def test_another_text_is_refused(whole, experiment, text, console):
         train(experiment, whole, console)
 
 
-@pytest.mark.parametrize("kind", ["file", "other files"])
-def test_a_folder_of_something_else_is_refused(experiment, tmp_path, console, kind):
-    workdir = tmp_path / "mine"
-    if kind == "file":
-        workdir.write_text("precious")
-    else:
-        workdir.mkdir()
-        (workdir / "thesis.tex").write_text("precious")
+@pytest.mark.parametrize("name", [".", "thesis.tex"])
+def test_a_folder_of_something_else_is_refused(experiment, tmp_path, console, name):
+    precious = tmp_path / "mine" / "thesis.tex"
+    precious.parent.mkdir()
+    precious.write_text("precious")
     with pytest.raises(UserError, match="workdir must be"):
-        train(experiment, workdir, console)
-    assert (workdir if kind == "file" else workdir / "thesis.tex").read_text() == "precious"
+        train(experiment, precious.parent / name, console)
+    assert precious.read_text() == "precious"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("part", "values", "message"),
     [
-        (
-            lambda e: dataclasses.replace(e, parallel=ParallelConfig(devices=9)),
-            "parallel.devices must be at most 4",
-        ),
-        (
-            lambda e: dataclasses.replace(e, parallel=ParallelConfig(devices=3)),
-            "data.batch_size must be a multiple",
-        ),
-        (
-            lambda e: dataclasses.replace(e, model=dataclasses.replace(e.model, vocab_size=99)),
-            "model.vocab_size must be",
-        ),
-        (
-            lambda e: dataclasses.replace(e, data=dataclasses.replace(e.data, path="nowhere.txt")),
-            "nowhere.txt",
-        ),
-        (
-            lambda e: dataclasses.replace(
-                e,
-                data=dataclasses.replace(e.data, tokenizer="characters"),
-                logging=dataclasses.replace(e.logging, sample_prompt="ß"),
-            ),
-            "logging.sample_prompt 'ß'",
-        ),
+        ("parallel", {"devices": 9}, "parallel.devices must be at most 4"),
+        ("parallel", {"devices": 3}, "data.batch_size must be a multiple"),
+        ("model", {"vocab_size": 99}, "model.vocab_size must be"),
+        ("data", {"path": "nowhere.txt"}, "nowhere.txt"),
+        ("logging", {"sample_prompt": "ß"}, "logging.sample_prompt 'ß'"),
+        ("training", {"until": "acuracy=0.9"}, "'acuracy' is unknown .did you mean 'accuracy'"),
+        ("training", {"until": "train/loss=1"}, "'train/loss' is unknown"),
     ],
 )
-def test_wrong_input_is_refused_before_the_folder_exists(experiment, tmp_path, console, change, message):
+def test_wrong_input_is_refused_before_the_folder_exists(
+    experiment, tmp_path, console, part, values, message
+):
+    if "sample_prompt" in values:  # any text is bytes
+        experiment = dataclasses.replace(
+            experiment, data=dataclasses.replace(experiment.data, tokenizer="characters")
+        )
+    changed = dataclasses.replace(getattr(experiment, part), **values)
     with pytest.raises(UserError, match=message):
-        train(change(experiment), tmp_path / "run", console)
+        train(dataclasses.replace(experiment, **{part: changed}), tmp_path / "run", console)
     assert not (tmp_path / "run").exists()
 
 
@@ -546,27 +421,25 @@ def test_the_peak_of_a_device_is_known_by_its_kind():
 
 
 @pytest.mark.grid
-def test_profiles_are_written_at_steps_and_periodically(experiment, tmp_path, console):
-    folders = tmp_path / "at", tmp_path / "every"
-    experiment = with_training(experiment, steps=26)
-    train(experiment, tmp_path / "a", console, StartOptions(folders[0], profile_at=(2, 5, 13)))
-    assert {path.name for path in folders[0].iterdir()} == {"step_2", "step_13"}  # 5 is within the first
-    train(experiment, tmp_path / "b", console, StartOptions(folders[1], profile_every=11))
-    assert {path.name for path in folders[1].iterdir()} == {"step_11", "step_22"}
-    assert all(list(path.rglob("*.xplane.pb")) for folder in folders for path in folder.iterdir())
+@pytest.mark.parametrize(
+    ("options", "folders"),
+    [
+        ({"profile_at": (2, 5, 13)}, {"step_2", "step_13"}),  # 5 is within the first
+        ({"profile_every": 11}, {"step_11", "step_22"}),
+        ({}, {"plugins"}),
+    ],
+)
+def test_profiles_are_written_where_asked(experiment, tmp_path, console, options, folders):
+    asked = StartOptions(tmp_path / "profile", **options)
+    train(with_training(experiment, steps=26), tmp_path / "run", console, asked)
+    found = [*(tmp_path / "profile").iterdir()]
+    assert {path.name for path in found} == folders
+    assert all(list(path.rglob("*.xplane.pb")) for path in found)
+
+
+def test_a_profile_needs_a_folder(experiment, tmp_path, console):
     with pytest.raises(UserError, match="profile_every must be absent without profile, got 11"):
-        train(experiment, tmp_path / "c", console, StartOptions(profile_every=11))
-
-
-@pytest.mark.grid
-def test_a_profile_is_written(experiment, tmp_path, console):
-    train(
-        with_training(experiment, steps=8),
-        tmp_path / "run",
-        console,
-        StartOptions(profile=tmp_path / "profile"),
-    )
-    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+        train(experiment, tmp_path / "run", console, StartOptions(profile_every=11))
 
 
 def test_a_second_signal_acts_as_usual():

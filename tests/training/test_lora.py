@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from whole_runs import contents, with_training
 
 import hyena_jax
 from hyena_jax import cli, config, models, parallel
@@ -231,6 +232,7 @@ FLAGS = ["--model.lora.rank", "2"]
         ),
         (["--model.lora.alpha", "8"], "--model.lora.alpha must be 16.0 without lora.rank, got 8.0"),
         ([*FLAGS, "--init-from", "nothing"], "--init-from 'nothing' cannot be read"),
+        ([*FLAGS, "--init-from", None], "--init-from must be a run's folder or a file from `export`"),
         ([*FLAGS, "--init-from", "."], "--init-from '.' cannot be read: workdir '.' holds no run"),
         ([*FLAGS, "--model.d-ff", "9"], "does not fit the model: 3 parameters, first "),
         ([*FLAGS, "--data.tokenizer", "characters"], "--data.tokenizer must be 'bytes', as in "),
@@ -238,18 +240,14 @@ FLAGS = ["--model.lora.rank", "2"]
 )
 def test_a_start_that_cannot_be_is_refused(trained, tmp_path, monkeypatch, capsys, flags, message):
     monkeypatch.chdir(tmp_path)
-    start = [] if "--init-from" in flags else ["--init-from", str(trained)]
+    start = ["--init-from", str(trained)]
+    if "--init-from" in flags:
+        start = flags[-2:] if flags[-1] else []
+        flags = flags[:-2]
     command = ["train", str(trained / "config.json"), "--workdir", "new", *start, *flags]
     assert cli.main(command) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_without_a_base_to_start_from_is_refused(trained, tmp_path, capsys):
-    command = ["train", str(trained / "config.json"), "--workdir", str(tmp_path / "new"), *FLAGS]
-    assert cli.main(command) == 2
-    assert "--init-from must be a run's folder or a file from `export`" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
 
 
 def test_the_folder_of_another_experiment_is_refused(run, trained, tmp_path):
@@ -281,13 +279,12 @@ def test_a_wrong_base_is_refused(run, tmp_path, harm, message):
     else:
         params = jax.tree.map(lambda leaf: leaf + 1, run.params)
         initial.write_base(folder, params, initial.digest(params), "elsewhere")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
     with pytest.raises(UserError, match=message):
         hyena_jax.load_run(folder)
-    more = dataclasses.replace(run.experiment.training, steps=6)
     with pytest.raises(UserError, match=message):
-        hyena_jax.train(dataclasses.replace(run.experiment, training=more), folder, quiet=True)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        hyena_jax.train(with_training(run.experiment, steps=6), folder, quiet=True)
+    assert contents(folder) == before
 
 
 def test_a_plan_and_a_benchmark_refuse_what_they_would_not_measure(run):

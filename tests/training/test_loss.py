@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,8 +163,7 @@ def test_a_weighted_mean_is_the_same_in_every_layout(config, parts, chunk, alone
     for name in ("loss", "grad_norm", "right", "root"):
         expected = [values[name] for values in alone[0]]
         np.testing.assert_allclose([values[name] for values in found], expected, rtol=1e-6, atol=1e-7)
-    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(alone[1]), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    chex.assert_trees_all_close(params, alone[1], atol=1e-6, rtol=1e-7)
 
 
 def test_a_weighted_mean_is_sum_of_w_x_over_sum_of_w(alone):
@@ -183,16 +183,14 @@ def test_weights_of_one_change_nothing():
     (a,), params = trained(ParallelConfig(devices=1), 2, [plain])
     (b,), others = trained(ParallelConfig(devices=1), 2, [{**plain, "weights": weights}])
     assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
-    for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-6)
+    chex.assert_trees_all_close(params, others, atol=1e-6, rtol=1e-7)
 
 
 def test_a_batch_without_any_weight_gives_zero():
     one = batch(1) | {"weights": np.zeros((8, 11), np.float32)}
     (found,), params = trained(ParallelConfig(devices=2), 2, [one])
     assert found["loss"] == found["grad_norm"] == 0
-    for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(PARAMS), strict=True):
-        np.testing.assert_array_equal(x, y)
+    chex.assert_trees_all_equal(params, PARAMS)
 
 
 def test_evaluation_with_another_loss_keeps_nats():

@@ -43,8 +43,7 @@ def test_in_parts_equals_at_once(chunk, tied_head, monkeypatch):
     monkeypatch.setitem(globals(), "PARAMS", init_params(models.build(config), 1))
     expected = value_and_gradients(config)
     actual = value_and_gradients(dataclasses.replace(config, loss_chunk=chunk))
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert_close(a, b)
+    jax.tree.map(assert_close, actual, expected)
 
 
 class Plain(nn.Module):
@@ -110,8 +109,7 @@ def test_the_loss_at_positions_is_the_full_loss_at_these_positions(chunk):
     model = models.build(dataclasses.replace(CONFIG, loss_chunk=chunk))
     expected = value_and_gradients_at_positions(models.build(CONFIG), PARAMS, BATCH)
     actual = value_and_gradients_at_positions(model, PARAMS, AT_POSITIONS)
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert_close(a, b)
+    jax.tree.map(assert_close, actual, expected)
 
 
 def test_a_model_without_hidden_and_logits_scores_everything_and_keeps_the_positions():
@@ -121,8 +119,7 @@ def test_a_model_without_hidden_and_logits_scores_everything_and_keeps_the_posit
     expected = value_and_gradients_at_positions(plain, params, BATCH)
     for model in (plain, split, Split(SimpleNamespace())):
         actual = value_and_gradients_at_positions(model, params, AT_POSITIONS)
-        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-            assert_close(a, b)
+        jax.tree.map(assert_close, actual, expected)
 
 
 def test_logits_exist_at_the_positions_alone():

@@ -81,6 +81,7 @@ def test_curves_are_a_png(tmp_path):
         assert draw_learning_curves(tmp_path, labels).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.xdist_group("trained")
 def test_the_logged_rate_is_that_of_the_step(trained, experiment):
     """Which step t takes at t - 1: 0 at the first."""
     schedule = make_schedule(experiment.optimizer, experiment.training.steps)

@@ -1,6 +1,7 @@
 import dataclasses
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -281,14 +282,19 @@ def test_muon_leaves_embeddings_filters_and_vectors_to_adam():
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_state_of_every_optimizer_is_saved_and_restored(tmp_path, name):
-    optimizer, params = make_optimizer(PLAIN[name][0], tree(0), 10), tree(0)
+    groups = (ParameterGroup("kernel", learning_rate=1e-3, weight_decay=0.0),)
+    params = tree(0)
+    optimizer = make_optimizer(dataclasses.replace(PLAIN[name][0], groups=groups), params, 10)
     _, state = jax.jit(optimizer.update)(tree(1), optimizer.init(params), params)
-    with Checkpoints(tmp_path, 1, print) as checkpoints:
+    found = saved_and_restored(tmp_path, state, optimizer.init(params))
+    chex.assert_trees_all_equal(found, state, strict=True)
+
+
+def saved_and_restored(folder, state, target):
+    with Checkpoints(folder, 1, print) as checkpoints:
         checkpoints.save(Meta(1), {"opt_state": state})
-    with Checkpoints(tmp_path, 1, print) as checkpoints:
-        found = checkpoints.restore({"opt_state": optimizer.init(params)}).items["opt_state"]
-    assert jax.tree.structure(found) == jax.tree.structure(state)
-    jax.tree.map(np.testing.assert_array_equal, found, state)
+    with Checkpoints(folder, 1, print) as checkpoints:
+        return checkpoints.restore({"opt_state": target}).items["opt_state"]
 
 
 def test_a_state_from_before_there_were_several_optimizers_is_restored(tmp_path):
@@ -311,10 +317,7 @@ def test_a_state_from_before_there_were_several_optimizers_is_restored(tmp_path)
     state = old.init(params)
     for t in range(3):
         _, state = jax.jit(old.update)(tree(t), state, params)
-    with Checkpoints(tmp_path, 1, print) as checkpoints:
-        checkpoints.save(Meta(3), {"opt_state": state})
-    with Checkpoints(tmp_path, 1, print) as checkpoints:
-        found = checkpoints.restore({"opt_state": new.init(params)}).items["opt_state"]
+    found = saved_and_restored(tmp_path, state, new.init(params))
     expected, _ = jax.jit(old.update)(tree(3), state, params)
     updates, _ = jax.jit(new.update)(tree(3), found, params)
     jax.tree.map(np.testing.assert_array_equal, updates, expected)
@@ -340,17 +343,9 @@ def steps_down(config, peak, total_steps):
     return lambda step: peak * 0.5 ** (step // config.every)
 
 
-@pytest.fixture
-def registered(monkeypatch):
-    """A function that registers parts for only this test."""
-    for registry in (OptimizerConfig.registry, ScheduleConfig.registry):
-        monkeypatch.setattr(registry, "_parts", dict(registry.parts))
-    return register
-
-
-def test_an_optimizer_and_a_schedule_of_a_user(registered):
-    registered("rmsprop", RMSPropConfig, rmsprop)
-    registered("steps", StepsConfig, steps_down)
+def test_an_optimizer_and_a_schedule_of_a_user(own_parts):
+    register("rmsprop", RMSPropConfig, rmsprop)
+    register("steps", StepsConfig, steps_down)
     options = RMSPropConfig(learning_rate=0.1, schedule=StepsConfig(every=2), decay=0.5)
     found = train(make_optimizer(options, tree(0), 10))
     expected = train(optax.rmsprop(lambda step: 0.1 * 0.5 ** (step // 2), decay=0.5))
@@ -362,62 +357,46 @@ def test_an_optimizer_and_a_schedule_of_a_user(registered):
     ]  # fmt: skip
 
 
-def missing_part(config, schedule, params):
-    return optax.masked(optax.adam(schedule), {"nothing": True})
-
-
-def failing(config, schedule, params):
+def failing(params):
     return params["no"]
-
-
-def needs_the_loss(config, schedule, params):
-    return optax.polyak_sgd()
-
-
-def with_key(config, schedule, params):
-    return optax.chain(optax.add_noise(0.01, 0.55, jax.random.key(0)), optax.sgd(schedule))
-
-
-def half(config, schedule, params):
-    return optax.GradientTransformation(lambda params: (), lambda grads, state, params: (grads, (1.0,)))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda config, schedule, params: None,
-            "optimizer 'mine' must be an optax.GradientTransformation, got None",
-        ),
+        (lambda params: None, "optimizer 'mine' must be an optax.GradientTransformation, got None"),
         (failing, f"optimizer 'mine' fails on these parameters: KeyError: 'no' ({__file__}:"),
-        (missing_part, "optimizer 'mine' fails on these parameters"),
-        (needs_the_loss, "optimizer 'mine' fails on these parameters: TypeError"),
-        (with_key, r"optimizer 'mine' must keep a state of numbers, which can be saved, got key<fry>"),
-        (half, "optimizer 'mine' must give updates of the parameters' shapes"),
+        (
+            lambda params: optax.masked(optax.adam(0.1), {"nothing": True}),
+            "optimizer 'mine' fails on these parameters",
+        ),
+        (lambda params: optax.polyak_sgd(), "optimizer 'mine' fails on these parameters: TypeError"),
+        (
+            lambda params: optax.add_noise(0.01, 0.55, jax.random.key(0)),
+            "optimizer 'mine' must keep a state of numbers, which can be saved, got key<fry>",
+        ),
+        (
+            lambda params: optax.GradientTransformation(lambda _: (), lambda grads, *_: (grads, (1.0,))),
+            "optimizer 'mine' must give updates of the parameters' shapes",
+        ),
     ],
 )
-def test_a_function_that_makes_no_optimizer_is_refused(registered, make, message):
-    registered("mine", RMSPropConfig, make)
+def test_a_function_that_makes_no_optimizer_is_refused(own_parts, make, message):
+    register("mine", RMSPropConfig, lambda config, schedule, params: make(params))
     with pytest.raises(UserError, match=re.escape(message)):
         make_optimizer(RMSPropConfig(), PARAMS, 10)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("schedule", "message"),
     [
-        (lambda config, peak, total_steps: peak, "schedule 'mine' fails: TypeError"),
-        (
-            lambda config, peak, total_steps: lambda step: jnp.ones(2),
-            "must give one learning rate for a step",
-        ),
-        (
-            lambda config, peak, total_steps: lambda step: None,
-            "must give one learning rate for a step, got None",
-        ),
+        (2.0, "schedule 'mine' fails: TypeError"),
+        (lambda step: jnp.ones(2), "must give one learning rate for a step"),
+        (lambda step: None, "must give one learning rate for a step, got None"),
     ],
 )
-def test_a_function_that_makes_no_schedule_is_refused(registered, make, message):
-    registered("mine", StepsConfig, make)
+def test_a_function_that_makes_no_schedule_is_refused(own_parts, schedule, message):
+    register("mine", StepsConfig, lambda config, peak, total_steps: schedule)
     with pytest.raises(UserError, match=message):
         make_optimizer(AdamWConfig(schedule=StepsConfig()), PARAMS, 10)
 

@@ -1,24 +1,17 @@
 """Runs on a user's own rows stop, continue and end like runs on text."""
 
 import dataclasses
-import signal
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from test_loop import assert_same_run, rows
+from whole_runs import assert_same_run, evaluated, rows, train_stopped_once
 
 from hyena_jax.config import CrossEntropyConfig, DataConfig, LossConfig, TopKAccuracyConfig, register
 from hyena_jax.data import own
 from hyena_jax.data.tokenizers import IdsTokenizer
-from hyena_jax.models import build
 from hyena_jax.system.errors import UserError
-from hyena_jax.system.signals import Interrupted
-from hyena_jax.training import run as training
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_folder
-from hyena_jax.training.initial import load_params
 from hyena_jax.training.run import train
 
 
@@ -84,42 +77,27 @@ def make(experiment):
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("form", ["rows", "iterator"])
-def test_a_stopped_run_continues_as_if_it_had_not_been(make, form, tmp_path, console, monkeypatch):
+def test_a_stopped_run_on_an_iterator_continues_as_if_it_had_not_been(make, tmp_path, console):
     smooth = CrossEntropyConfig(label_smoothing=0.1)
-    experiment = make(form, loss=smooth, metrics=(TopKAccuracyConfig(2),))
-    train(experiment, tmp_path / "whole", console)
-    usual = training.iterate
-
-    def iterate(dataset, start, *_):
-        for t, batch in usual(dataset, start):
-            if t == 6:
-                signal.raise_signal(signal.SIGTERM)
-            yield t, batch
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "iterate", iterate)
-        with pytest.raises(Interrupted):
-            train(experiment, tmp_path / "stopped", console)
-    assert saved_steps(tmp_path / "stopped" / "checkpoints")[0] == 7
-    train(experiment, tmp_path / "stopped", console)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
-    found = rows(tmp_path / "whole")
+    experiment = make("iterator", loss=smooth, metrics=(TopKAccuracyConfig(2),))
+    whole = tmp_path / "whole"
+    train(experiment, whole, console)
+    train_stopped_once(experiment, tmp_path / "stopped", console, 7)
+    assert_same_run(whole, tmp_path / "stopped")
+    found = rows(whole)
     assert {"train/loss", "train/top_2_accuracy"} <= {*found[0]}
     assert "train/perplexity" not in found[0]  # the loss is not in nats
     last = found[-1]
     assert 0 < np.log(last["validation/perplexity"]) != last["validation/loss"]
     assert last["validation/top_2_accuracy"] >= last["validation/accuracy"]
-    run = read_folder(tmp_path / "whole")
-    _, params = load_params(run, build(run.experiment.model), "latest", print)
-    values = evaluate_run(run, build(run.experiment.model), params, None, 5)
+    values = evaluated(whole, batch_size=5)
     assert values["tokens"] == 24
     for name in ("loss", "perplexity", "top_2_accuracy"):
         assert values[name] == pytest.approx(last[f"validation/{name}"], rel=1e-6)
     with pytest.raises(
         UserError, match="path must be left out: 'test_own' has no options path and validation_path"
     ):
-        evaluate_run(run, build(run.experiment.model), params, "somewhere", 5)
+        evaluated(whole, "somewhere")
 
 
 @pytest.mark.grid

@@ -3,13 +3,12 @@
 import dataclasses
 import io
 import shutil
-import signal
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from test_loop import assert_same_run, rows
+from whole_runs import assert_same_run, evaluated, fails_before, rows, saved
 
 from hyena_jax import models
 from hyena_jax.config import HyenaConfig, ShardsConfig
@@ -17,11 +16,7 @@ from hyena_jax.data import prepare
 from hyena_jax.data.dataset import load
 from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.system.errors import UserError
-from hyena_jax.system.signals import Interrupted
-from hyena_jax.training import run as training
-from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.folder import read_folder
-from hyena_jax.training.initial import load_params
 from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.run import train
 from hyena_jax.training.step import init_params
@@ -43,8 +38,8 @@ def sources(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def on_shards(experiment, sources):
+@pytest.fixture(scope="module")
+def on_shards(settings, sources):
     data = ShardsConfig(
         sources=(f"a={sources / 'a'}", f"b={sources / 'b'}"),
         weights=(0.75, 0.25),
@@ -52,42 +47,23 @@ def on_shards(experiment, sources):
         seq_len=16,
         batch_size=4,
     )
-    return dataclasses.replace(experiment, data=data)
-
-
-@pytest.fixture
-def console():
-    return Console(file=io.StringIO())
+    return dataclasses.replace(settings, data=data)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs") / "trained"
-
-
-@pytest.fixture
-def whole(trained, on_shards, console):
-    if not trained.exists():
-        train(on_shards, trained, console)
-    return trained
+def whole(on_shards, tmp_path_factory):
+    """The run, never stopped: not to be changed."""
+    run = tmp_path_factory.mktemp("runs") / "on_shards"
+    train(on_shards, run, Console(file=io.StringIO()))
+    return run
 
 
 @pytest.mark.grid
 def test_a_stopped_run_on_moved_shards_continues_as_if_it_had_not_been(
-    whole, on_shards, sources, tmp_path, console, monkeypatch
+    whole, on_shards, sources, tmp_path, console
 ):
-    usual = training.iterate
-
-    def iterate(dataset, start, *readers):
-        for t, batch in usual(dataset, start, *readers):
-            if t == 6:
-                signal.raise_signal(signal.SIGTERM)
-            yield t, batch
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "iterate", iterate)
-        with pytest.raises(Interrupted):
-            train(on_shards, tmp_path / "stopped", console)
+    with fails_before(7, OSError("the machine is gone")):
+        train(on_shards, tmp_path / "stopped", console)
     moved = shutil.copytree(sources, tmp_path / "moved")
     data = dataclasses.replace(on_shards.data, sources=(f"a={moved / 'a'}", f"b={moved / 'b'}"))
     train(dataclasses.replace(on_shards, data=data), tmp_path / "stopped", console)
@@ -96,17 +72,13 @@ def test_a_stopped_run_on_moved_shards_continues_as_if_it_had_not_been(
 
 
 def test_what_a_run_measures_is_what_eval_measures(whole):
-    run = read_folder(whole)
-    step, params = load_params(run, model := models.build(run.experiment.model), "latest", print)
-    values = evaluate_run(run, model, params, None, 8)
-    last = rows(whole)[-1]
-    assert step == 12
+    values, last, run = evaluated(whole), rows(whole)[-1], read_folder(whole)
+    assert last["step"] == saved(whole)[0] == 12
     assert values["loss"] == pytest.approx(last["validation/loss"], rel=1e-6)
     assert values["bits_per_byte"] == pytest.approx(last["validation/bits_per_byte"], rel=1e-6)
-    nats = values["loss"] * values["tokens"]
     data = load(run.experiment.data, run.encoding)
     n_tokens = int(data.held_out.tokens.sum())
-    bits = nats / values["tokens"] * n_tokens / data.held_out_bytes / np.log(2)
+    bits = values["loss"] * n_tokens / data.held_out_bytes / np.log(2)
     assert values["bits_per_byte"] == pytest.approx(bits)
 
 

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from grid import in_grid
 from jax.sharding import PartitionSpec
+from whole_runs import evaluated, with_training
+from whole_runs import losses as losses_of
 
-from hyena_jax import config, models, parallel
+from hyena_jax import models, parallel
 from hyena_jax.config import (
     FILTER_CONFIGS,
     NO_DECAY,
@@ -33,10 +35,6 @@ from hyena_jax.parallel.processes import check_replicas
 from hyena_jax.parallel.sharded import batch_spec, leaf_spec
 from hyena_jax.system.errors import UserError
 from hyena_jax.training.checkpoint import Checkpoints, Meta
-from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_folder
-from hyena_jax.training.initial import load_params
-from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.run import train
 from hyena_jax.training.step import init_params, init_state, make_train_step
@@ -212,34 +210,35 @@ def test_a_save_under_way_is_not_changed_by_later_steps(tmp_path, layout):
 
 @pytest.mark.scale
 def test_a_sharded_run_is_evaluated_by_pmap(experiment, tmp_path, console):
-    training = dataclasses.replace(experiment.training, steps=2)
     layout = dataclasses.replace(sharded(1, 2, 2), check_replicas_every=2)
-    train(dataclasses.replace(experiment, training=training, parallel=layout), tmp_path / "run", console)
-    run = read_folder(tmp_path / "run")
-    model = models.build(run.experiment.model)
-    values = evaluate_run(run, model, load_params(run, model, "latest", print)[1], None, 8)
-    logged = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
-    assert logged["validation/loss"] == pytest.approx(values["loss"], rel=1e-6)
+    train(dataclasses.replace(with_training(experiment, steps=2), parallel=layout), tmp_path / "run", console)
+    logged = losses_of(tmp_path / "run", "validation")
+    assert logged[-1] == pytest.approx(evaluated(tmp_path / "run")["loss"], rel=1e-6)
 
 
 @pytest.mark.scale
-def test_a_run_goes_on_in_another_layout(experiment, tmp_path, console):
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (sharded(1, 2, 2), ParallelConfig(devices=2)),
+        (sharded(1, 4, 1), sharded(1, 1, 4)),
+        (ParallelConfig(devices=4), sharded(2, 2, 1)),
+        (ParallelConfig(devices=1), sharded(1, 2, 2)),
+    ],
+)
+def test_a_run_goes_on_in_another_layout(experiment, tmp_path, console, before, after):
     dry = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, dropout=0.0))
 
     def run(workdir, steps, layout):
-        longer = dataclasses.replace(dry.training, steps=steps)
-        optimizer = dataclasses.replace(dry.optimizer, schedule=CosineConfig(warmup_steps=2, decay_steps=12))
-        changed = dataclasses.replace(dry, training=longer, optimizer=optimizer, parallel=layout)
+        changed = dataclasses.replace(with_training(dry, steps=steps, log_every=1), parallel=layout)
         return train(changed, tmp_path / workdir, console).params
 
     alone = run("whole", 8, ParallelConfig(devices=1))
-    run("moved", 3, dataclasses.replace(sharded(1, 2, 2), check_replicas_every=2))
-    moved = run("moved", 8, ParallelConfig(devices=2))
+    run("moved", 3, dataclasses.replace(before, check_replicas_every=2))
+    moved = run("moved", 8, after)
     assert "continuing after step 3" in console.file.getvalue()
     chex.assert_trees_all_close(alone, moved, atol=1e-4, rtol=1e-7)
-    found, expected = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("moved", "whole"))
-    last = [[row["train/loss"] for row in rows if "train/loss" in row][-1] for rows in (found, expected)]
-    assert last[0] == pytest.approx(last[1], abs=1e-5)
+    assert losses_of(tmp_path / "moved") == pytest.approx(losses_of(tmp_path / "whole"), abs=1e-5)
 
 
 def test_copies_that_differ_in_a_bit_are_found():
@@ -317,59 +316,3 @@ def test_meshes_of_eight_devices_train_alike():
     assert len(found) == 5
     for mesh, values in found.items():
         np.testing.assert_allclose(values, found["pmap"], atol=1e-5, err_msg=mesh)
-
-
-MOVED = """
-import dataclasses, io, json, shutil
-from pathlib import Path
-from rich.console import Console
-from hyena_jax import config
-from hyena_jax.config import ParallelConfig
-from hyena_jax.training.run import train
-from hyena_jax.training.metrics import read_rows
-from test_sharded import sharded
-
-experiment, folder = config.read(Path({config!r})), Path({folder!r})
-layouts = {{
-    "pmap 8": ParallelConfig(devices=8), "2 x 2 x 2": sharded(2, 2, 2), "1 x 8 x 1": sharded(1, 8, 1),
-    "pmap 1": ParallelConfig(devices=1), "1 x 2 x 1": sharded(1, 2, 1), "1 x 1 x 4": sharded(1, 1, 4),
-}}
-moves = [
-    ("pmap 8", "1 x 2 x 1"), ("2 x 2 x 2", "pmap 1"), ("1 x 8 x 1", "1 x 1 x 4"),
-    ("1 x 2 x 1", "pmap 8"), ("1 x 1 x 4", "2 x 2 x 2"),
-]
-
-def run(workdir, steps, layout):
-    training = dataclasses.replace(experiment.training, steps=steps)
-    console = Console(file=io.StringIO())
-    train(dataclasses.replace(experiment, training=training, parallel=layouts[layout]), workdir, console)
-    rows = read_rows(workdir / "metrics.jsonl")
-    return {{row["step"]: row["train/loss"] for row in rows if "train/loss" in row}}
-
-found = {{name: run(folder / name, 3, name) for name in layouts}}
-found["whole"] = run(folder / "whole", 8, "pmap 1")
-for one, other in moves:
-    workdir = folder / (one + " to " + other)
-    shutil.copytree(folder / one, workdir)
-    found[workdir.name] = run(workdir, 8, other)
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.scale
-def test_runs_move_between_eight_devices_and_fewer(experiment, tmp_path):
-    experiment = dataclasses.replace(
-        experiment,
-        model=dataclasses.replace(experiment.model, dropout=0.0),
-        data=dataclasses.replace(experiment.data, batch_size=8),
-        optimizer=dataclasses.replace(
-            experiment.optimizer, schedule=CosineConfig(warmup_steps=2, decay_steps=12)
-        ),
-        training=dataclasses.replace(experiment.training, log_every=1),
-    )
-    (tmp_path / "config.json").write_text(json.dumps(config.encode(experiment)))
-    found = on_eight_devices(MOVED.format(config=str(tmp_path / "config.json"), folder=str(tmp_path)))
-    assert len(found) == 6 + 1 + 5
-    for name, losses_of_run in found.items():
-        expected = {step: found["whole"][step] for step in losses_of_run}
-        assert losses_of_run == pytest.approx(expected, abs=1e-5), name

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
-from test_distributed import arguments, assert_like_one_process, launched
+from test_distributed import arguments, assert_like_one_process, ended
 
 from hyena_jax import cli
 from hyena_jax.config import ParallelConfig
@@ -119,9 +119,7 @@ def test_a_run_whose_processes_are_not_neighbours_is_that_of_one_process(text, t
     plugin.write_text(INTERLEAVED)
     flags = ["--parallel.strategy", "sharded", *layout.split(), "--plugin", str(plugin)]
     for steps in (4, 6):  # saved, restored and continued
-        with launched(2, arguments(text, workdir, steps, *flags)) as launcher:
-            output = launcher.stdout.read()
-            assert launcher.wait() == 0, output
+        ended(2, arguments(text, workdir, steps, *flags))
     assert saved_steps(workdir / "checkpoints")[0] == 6
     assert_like_one_process(text, tmp_path, workdir, 6)
     assert cli.main(arguments(text, workdir, 7)) == 0

@@ -7,7 +7,8 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from test_loop import assert_same_run, rows, train_stopped_once
+from rich.console import Console
+from whole_runs import evaluated, rows, saved, with_training
 
 import hyena_jax
 from hyena_jax import cli
@@ -25,14 +26,10 @@ from hyena_jax.config import (
 )
 from hyena_jax.data.dataset import load
 from hyena_jax.distillation.model import make_comparison_step
-from hyena_jax.models import build
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.mad import MadRecallConfig
 from hyena_jax.tasks.recall import MQARConfig, RecallConfig
 from hyena_jax.tasks.strings import CopyingConfig
-from hyena_jax.training.evaluate import evaluate_run
-from hyena_jax.training.folder import read_folder
-from hyena_jax.training.initial import load_params
 from hyena_jax.training.run import train
 
 pytestmark = pytest.mark.xdist_group("task_runs")  # its tests share runs
@@ -60,8 +57,10 @@ def on(data, **options):
 
 @pytest.fixture(scope="module")
 def trained_on_mqar(_compiled_once, tmp_path_factory):
+    """A run on MQAR; what it said is in mqar.txt."""
     run = tmp_path_factory.mktemp("runs") / "mqar"
-    hyena_jax.train(on(MQAR), run, quiet=True)
+    with run.with_suffix(".txt").open("w") as said:
+        train(on(MQAR), run, Console(file=said, width=120))
     return run
 
 
@@ -73,9 +72,7 @@ def whole(trained_on_mqar, tmp_path):
 
 def by_hand(workdir, data):
     """correct bool [rows, n], targets and weights, from all logits of the trained model."""
-    run = read_folder(workdir)
-    model = build(run.experiment.model)
-    _, params = load_params(run, model, "latest", print)
+    _, model, params = saved(workdir)
     batch = next(data.eval_batches(data.config.test_rows))
     logits = np.asarray(jax.jit(model.apply)({"params": params}, batch["inputs"]))
     if "positions" in batch:
@@ -83,25 +80,13 @@ def by_hand(workdir, data):
     return logits.argmax(-1) == batch["targets"], batch["targets"], batch["weights"]
 
 
-@pytest.mark.grid
-def test_a_stopped_run_continues_as_if_it_had_not_been(whole, tmp_path, console, monkeypatch):
-    train_stopped_once(on(MQAR), tmp_path / "stopped", console, monkeypatch, 7)
-    assert_same_run(whole, tmp_path / "stopped")
-    last = rows(whole)[-1]
+def test_a_run_speaks_of_answers_and_their_accuracy(trained_on_mqar):
+    last = rows(trained_on_mqar)[-1]
     assert {"validation/loss", "validation/accuracy", "validation/sequence_accuracy"} <= {*last}
     assert not any("perplexity" in name for name in last)
-    shown = console.file.getvalue()
-    assert "   accuracy 0." in shown
-    assert "   sequence accuracy 0." in shown
-    assert "answers/s" in shown
-
-
-@pytest.mark.grid
-def test_a_stopped_run_on_a_fixed_number_of_rows_continues_too(tmp_path, console, monkeypatch):
-    experiment = on(dataclasses.replace(MQAR, train_rows=7))
-    train(experiment, tmp_path / "whole", console)
-    train_stopped_once(experiment, tmp_path / "stopped", console, monkeypatch, 7)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    said = trained_on_mqar.with_suffix(".txt").read_text()
+    for words in ("   accuracy 0.", "   sequence accuracy 0.", "answers/s"):
+        assert words in said
 
 
 def test_eval_speaks_the_task_s_metric_and_the_error_by_position(whole, tmp_path, capsys):
@@ -133,10 +118,8 @@ def test_eval_speaks_the_task_s_metric_and_the_error_by_position(whole, tmp_path
 )
 def test_masked_and_macro_metrics_are_those_computed_by_hand(config, tmp_path, console):
     train(on(config), tmp_path / "run", console)
-    data, run = load(config), read_folder(tmp_path / "run")
+    data, values = load(config), evaluated(tmp_path / "run", batch_size=4)
     correct, targets, weights = by_hand(tmp_path / "run", data)
-    _, params = load_params(run, build(run.experiment.model), "latest", print)
-    values = evaluate_run(run, build(run.experiment.model), params, None, 4)
     scored = weights > 0
     assert values["accuracy"] == pytest.approx(correct[scored].mean())
     assert values["sequence_accuracy"] == pytest.approx((correct | ~scored).all(-1).mean())
@@ -147,21 +130,14 @@ def test_masked_and_macro_metrics_are_those_computed_by_hand(config, tmp_path, c
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_mesh_trains_on_a_task_as_one_device_does(accumulated, tmp_path, console):
+@pytest.mark.parametrize(("devices", "accumulated"), [(4, 1), (2, 2)])
+def test_a_mesh_trains_on_a_task_as_one_device_does(devices, accumulated, tmp_path, console):
     """Rows and parameters are sharded; the positions stay with their rows."""
-    experiment = on(MQAR)
-    training = dataclasses.replace(experiment.training, steps=3, eval_every=3)
-    experiment = dataclasses.replace(experiment, training=training)
+    experiment = with_training(on(MQAR), steps=3, eval_every=3)
     train(experiment, tmp_path / "one", console)
-    mesh = ParallelConfig("sharded", devices=4, fsdp=2)
-    optimizer = dataclasses.replace(experiment.optimizer, accumulation_steps=1)
-    parts = dataclasses.replace(experiment, parallel=mesh, optimizer=optimizer)
-    if accumulated > 1:
-        parallel = dataclasses.replace(mesh, devices=2)
-        optimizer = dataclasses.replace(optimizer, accumulation_steps=accumulated)
-        parts = dataclasses.replace(parts, parallel=parallel, optimizer=optimizer)
-    train(parts, tmp_path / "mesh", console)
+    optimizer = dataclasses.replace(experiment.optimizer, accumulation_steps=accumulated)
+    mesh = ParallelConfig("sharded", devices=devices, fsdp=2)
+    train(dataclasses.replace(experiment, parallel=mesh, optimizer=optimizer), tmp_path / "mesh", console)
     one, four = rows(tmp_path / "one")[-1], rows(tmp_path / "mesh")[-1]
     for name in ("validation/loss", "validation/accuracy"):
         assert four[name] == pytest.approx(one[name], abs=1e-5)
@@ -177,9 +153,7 @@ def test_positions_and_a_sharded_length_are_refused_before_anything_is_written(t
 
 @pytest.mark.grid
 def test_kl_of_two_models_is_summed_over_the_scored_positions(whole):
-    run, data = read_folder(whole), load(MQAR)
-    model = build(run.experiment.model)
-    _, params = load_params(run, model, "latest", print)
+    data, (_, model, params) = load(MQAR), saved(whole)
     other = jax.tree.map(lambda x: 0.9 * x, params)
     batch = next(data.eval_batches(12))
     sums = jax.jit(make_comparison_step(model, model))((params, other), batch)

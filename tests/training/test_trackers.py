@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from whole_runs import losses, with_training
 
 import hyena_jax
 from hyena_jax import cli, config
@@ -64,13 +65,9 @@ def noted(experiment, own_parts):
     )
 
 
-def steps(experiment: Experiment, n: int) -> Experiment:
-    return replace(experiment, training=replace(experiment.training, steps=n))
-
-
 @pytest.mark.grid
 def test_a_tracker_is_given_the_rows_and_told_where_they_repeat(noted, tmp_path, console):
-    train(steps(noted(), 6), tmp_path / "run", console)
+    train(with_training(noted(), steps=6), tmp_path / "run", console)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert NOTED[0] == ("start", 1)
     assert NOTED[-1] == ("close", False)
@@ -79,7 +76,7 @@ def test_a_tracker_is_given_the_rows_and_told_where_they_repeat(noted, tmp_path,
     n_saved = NOTED.count(("sync",))
     assert n_saved == 3  # at steps 4, 5 and 6
     NOTED.clear()
-    train(steps(noted(), 9), tmp_path / "run", console)
+    train(with_training(noted(), steps=9), tmp_path / "run", console)
     assert NOTED[0] == ("start", 7)
     assert [note[1] for note in NOTED if note[0] == "write"] == [8, 9, 9]
 
@@ -92,7 +89,7 @@ def test_what_is_not_a_tracker_and_what_ends_the_process_refuse_a_new_run(noted,
     ):
         register("noted", NotedConfig, make)
         with pytest.raises(UserError, match=expected):
-            train(steps(noted(), 2), tmp_path / "run", console)
+            train(with_training(noted(), steps=2), tmp_path / "run", console)
 
 
 @pytest.mark.parametrize("error", [GeneratorExit("gone"), SystemExit(0), type("Own", (BaseException,), {})()])
@@ -116,18 +113,6 @@ def test_a_tracker_may_raise_anything(noted, tmp_path, broken, error):
         trackers.sync()
 
 
-@pytest.mark.grid
-def test_a_tracker_that_ends_the_process_is_left_out(noted, tmp_path, console):
-    class Ends(Noted):
-        def note(self, what, *values):
-            if what == "write":
-                sys.exit(1)
-
-    register("noted", NotedConfig, Ends)
-    train(steps(noted(), 2), tmp_path / "run", console)
-    assert "tracker 'noted' failed: SystemExit: 1" in console.file.getvalue()
-
-
 @pytest.mark.parametrize("broken", ["write", "sync", "close"])
 def test_a_tracker_that_fails_is_left_out_with_one_line(noted, tmp_path, broken):
     lines = []
@@ -145,10 +130,10 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(noted, tmp_path, broken)
 def test_a_tracker_that_cannot_start_refuses_a_new_run_but_not_one_that_continues(noted, tmp_path, console):
     run = tmp_path / "run"
     with pytest.raises(UserError, match=r"tracker 'noted' cannot start: RuntimeError: no start \(.*:\d+\)$"):
-        train(steps(noted("start"), 6), run, console)
+        train(with_training(noted("start"), steps=6), run, console)
     assert read_rows(run / "metrics.jsonl") == []
-    train(steps(noted("write"), 2), run, console)
-    train(steps(noted("start"), 3), run, console)
+    train(with_training(noted("write"), steps=2), run, console)
+    train(with_training(noted("start"), steps=3), run, console)
     lines = console.file.getvalue()
     assert "tracker 'noted' failed: RuntimeError: no write" in lines
     assert "tracker 'noted' cannot start: RuntimeError: no start" in lines
@@ -219,7 +204,7 @@ def test_a_folder_that_tensorboard_cannot_write_is_the_machine_s_fault(tmp_path)
 @pytest.mark.grid
 def test_only_training_needs_a_tracker_s_plugin(noted, tmp_path, console, capsys):
     run = tmp_path / "run"
-    train(steps(noted(), 2), run, console)
+    train(with_training(noted(), steps=2), run, console)
     del TrackerConfig.registry._parts["noted"]
     loaded = load_run(run, quiet=True)
     assert loaded.experiment.logging.trackers == ()
@@ -233,7 +218,7 @@ def test_only_training_needs_a_tracker_s_plugin(noted, tmp_path, console, capsys
         assert needs in capsys.readouterr().err
     without = chosen([str(run / "config.json"), "--logging.trackers", ""])
     assert without.logging.trackers == ()
-    train(steps(without, 3), run, console)
+    train(with_training(without, steps=3), run, console)
     assert "tracker noted is left out; its plugin is not imported" in console.file.getvalue()
     assert "trackers" not in (run / "config.json").read_text()
 
@@ -256,9 +241,9 @@ def test_a_tracker_of_one_s_own_is_chosen_by_its_name(text, tmp_path):
         file.write("3,train/loss,lost\n4,train/l")  # as a killed start leaves it
     assert cli.main([*command, "--training.steps", "3"]) == 0
     lines = [line.split(",") for line in (run / "all.csv").read_text().splitlines()]
-    losses = [float(value) for _, name, value in lines if name == "train/loss"]
-    assert losses == [row["train/loss"] for row in read_rows(run / "metrics.jsonl") if "train/loss" in row]
-    assert len(losses) == 3
+    written = [float(value) for _, name, value in lines if name == "train/loss"]
+    assert written == losses(run)
+    assert len(written) == 3
     assert (run / "tensorboard").is_dir()
     off = ["--logging.trackers", "", "--training.steps", "4"]
     assert cli.main(["train", "--resume", str(run), *off]) == 0
@@ -281,9 +266,9 @@ def test_wandb_offline_keeps_one_run_over_all_starts(experiment, tmp_path, conso
     run = tmp_path / "run"
     tracker = WandbConfig(project="ours", group="all", mode="offline")
     wanted = replace(experiment, logging=LoggingConfig(tensorboard=False, trackers=(tracker,)))
-    train(steps(wanted, 6), run, console)
+    train(with_training(wanted, steps=6), run, console)
     name = (run / "wandb_id.txt").read_text().strip()
-    train(steps(wanted, 9), run, console)
+    train(with_training(wanted, steps=9), run, console)
     assert (run / "wandb_id.txt").read_text().strip() == name
     assert "tracker" not in console.file.getvalue()
     found = {}
@@ -296,10 +281,7 @@ def test_wandb_offline_keeps_one_run_over_all_starts(experiment, tmp_path, conso
                 row = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
                 if "train/loss" in row:
                     found[record.history.step.num] = json.loads(row["train/loss"])
-    logged = {
-        row["step"]: row["train/loss"] for row in read_rows(run / "metrics.jsonl") if "train/loss" in row
-    }
-    assert found == logged
+    assert [*found.values()] == losses(run)
     assert sorted(found) == [3, 6, 9]
 
 
