@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import hyena_jax
 from hyena_jax import cli
 from hyena_jax.config import AttentionConfig, HyenaConfig, ImplicitFilterConfig, LanguageModelConfig
-from hyena_jax.interop import lfm2, safari
+from hyena_jax.interop import lfm2, olmo_hybrid, safari
 from hyena_jax.interop.family import Options, Settings
 from hyena_jax.interop.tensors import read_tensors
 
@@ -168,6 +168,18 @@ def test_a_shift_of_0_is_one(stored):
     folder = settings(stored("hyenadna"), layer={"shift": 0})
     model = safari.read_hyenadna(folder, read_tensors(folder), Options()).model
     assert model.pattern[0].filter.window_shift == 0
+
+
+def test_the_epsilon_of_norms_is_that_of_the_config(stored):
+    folder = settings(stored("olmo_hybrid"), rms_norm_eps=1e-3)
+    model = olmo_hybrid.read(folder, read_tensors(folder), Options()).model
+    assert model.norm_eps == 1e-3
+
+
+def test_skips_of_several_filters_are_stored_channel_by_channel():
+    skip = safari._skip("bias", 3, 2)  # channel 0 has 0 and 1
+    found = skip.read(np.arange(6.0))
+    np.testing.assert_array_equal(found, [[0, 2, 4], [1, 3, 5]])
 
 
 def test_layers_share_the_times_of_their_filters():

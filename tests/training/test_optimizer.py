@@ -297,6 +297,17 @@ def saved_and_restored(folder, state, target):
         return checkpoints.restore({"opt_state": target}).items["opt_state"]
 
 
+def test_without_gradients_kernels_alone_become_smaller():
+    names = ("kernel", "bias", "scale", "skip", "short_taps", "short_bias")
+    params = {"layer": {name: jnp.ones(3) for name in names}}
+    optimizer = make_optimizer(config.load("quickstart").optimizer, params, 2000)
+    state = optimizer.init(params)
+    for _ in range(2):  # the first step has a rate of 0
+        updates, state = optimizer.update(jax.tree.map(jnp.zeros_like, params), state, params)
+    assert [name for name in names if updates["layer"][name].any()] == ["kernel"]
+    assert updates["layer"]["kernel"].max() < 0
+
+
 def test_a_state_from_before_there_were_several_optimizers_is_restored(tmp_path):
     """The optimizer as older versions built it, with one group and the rest."""
     params = tree(0)
