@@ -3,9 +3,9 @@
 python experiments/tpu/run.py [--only hawk ...] [--targets v5e:4x4 ...] [--again]
 
 Every config and variant, on 16 chips of v5e and of v5p: with pmap, with parameters sharded over 16 chips, and
-with parameters and sequences each sharded over 4. If the config's batch does not fit, halves of it are tried.
-Three programs are compiled whole, at the same batch. What results.json holds is kept, unless `--again`.
-Writes results.json, plot.png and the tables in README.md.
+with parameters and sequences each sharded over 4; and Hyena 125M with each other mixer in its place. If the
+config's batch does not fit, halves of it are tried. Three programs are compiled whole, at the same batch.
+What results.json holds is kept, unless `--again`. Writes results.json, plot.png and the tables in README.md.
 """
 
 import json
@@ -22,11 +22,12 @@ from matplotlib.patches import Patch
 
 from hyena_jax import config
 from hyena_jax.cli.base import script_flags
-from hyena_jax.config import ParallelConfig
+from hyena_jax.config import MIXER_CONFIGS, Experiment, ParallelConfig
 from hyena_jax.plan.compiling import DoesNotCompile, Limits
 from hyena_jax.plan.planning import StepPlan, make_plan
 from hyena_jax.plan.presentation import CAVEAT, GIB, as_json
 from hyena_jax.plan.targets import parse_target
+from hyena_jax.sweeps.compare import KIB, state_size
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.files import write_text
 from hyena_jax.system.machine import describe_machine, describe_versions
@@ -59,6 +60,15 @@ class Row(NamedTuple):
     target: str
     layout: str
     whole: bool = False
+    mixer: str = ""
+    """In the place of the config's, with its default options."""
+
+    def experiment(self) -> Experiment:
+        experiment = replace(config.load(self.config), parallel=LAYOUTS[self.layout])
+        if not self.mixer:
+            return experiment
+        pattern = (MIXER_CONFIGS[self.mixer](),)
+        return replace(experiment, model=replace(experiment.model, pattern=pattern))
 
 
 # Of what is continued from one and two repeats, three whole programs to compare with.
@@ -67,6 +77,7 @@ WHOLE = (
     Row("pile_hyena:153m", "v5p:2x2x4", "fsdp 16", True),
     Row("griffin:hawk_1b", "v5p:2x2x4", "fsdp 16", True),
 )
+MIXERS = [Row(CONFIGS[0], "v5e:4x4", "pmap", mixer=name) for name in MIXER_CONFIGS]
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ class Flags:
     """Compiles what is missing, and draws and writes everything."""
 
     only: tuple[str, ...] = ()
-    """Parts of configs' names; empty: all."""
+    """Parts of configs' and mixers' names; empty: all."""
     targets: tuple[str, ...] = ("v5e:4x4", "v5p:2x2x4")
     again: bool = False
     """Compile what results.json holds, too."""
@@ -83,12 +94,14 @@ class Flags:
 def main(flags: Flags) -> int:
     path = FOLDER / "results.json"
     rows = [Row(*each) for each in product(CONFIGS, flags.targets, LAYOUTS)]
-    rows += [row for row in WHOLE if row.target in flags.targets]
+    rows += [row for row in (*WHOLE, *MIXERS) if row.target in flags.targets]
     found = {}
     if path.exists():
         kept = json.loads(path.read_text())["rows"]
-        found = {Row(*(each[name] for name in Row._fields)): each["result"] for each in kept}
-    chosen = [row for row in rows if not flags.only or any(part in row.config for part in flags.only)]
+        found = {Row(**{n: v for n, v in each.items() if n in Row._fields}): each["result"] for each in kept}
+    chosen = [
+        row for row in rows if not flags.only or any(part in (row.mixer or row.config) for part in flags.only)
+    ]
     missing = [row for row in chosen if flags.again or row not in found]
     with bar("compiling", len(missing)) as advance:
         for row in missing:
@@ -104,10 +117,11 @@ def main(flags: Flags) -> int:
             write_text(path, json.dumps(report, indent=1) + "\n")
             advance()
     shown = {row: found[row] for row in rows if row in found}
-    draw(FOLDER / "plot.png", {row: each for row, each in shown.items() if not row.whole})
+    tables = {"table": list(_table(shown)), "whole": list(_comparison(shown)), "mixers": list(_mixers(shown))}
+    draw(FOLDER / "plot.png", {row: each for row, each in shown.items() if not (row.whole or row.mixer)})
     readme = FOLDER / "README.md"
     text = readme.read_text()
-    for name, lines in (("table", _table(shown)), ("whole", _comparison(shown))):
+    for name, lines in tables.items():
         block = "\n".join((f"<!-- {name} -->", *lines, "<!-- end -->"))
         text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, block=block: block, text, flags=re.S)
     write_text(readme, text)
@@ -122,7 +136,7 @@ def _kept(plan: StepPlan) -> dict[str, Any]:
 
 def _whole(row: Row, batch_size: int) -> dict[str, Any]:
     """The plan of the whole program."""
-    experiment = replace(config.load(row.config), parallel=LAYOUTS[row.layout])
+    experiment = row.experiment()
     experiment = replace(experiment, data=replace(experiment.data, batch_size=batch_size))
     return _kept(make_plan(experiment, parse_target(row.target), LIMITS, whole=True))
 
@@ -130,7 +144,7 @@ def _whole(row: Row, batch_size: int) -> dict[str, Any]:
 def _largest_that_fits(row: Row) -> dict[str, Any]:
     """The plan with the config's batch, or the largest half of it that fits; or why there is none."""
     target = parse_target(row.target)
-    experiment = replace(config.load(row.config), parallel=LAYOUTS[row.layout])
+    experiment = row.experiment()
     least = target.n_chips // experiment.parallel.sequence
     while True:
         try:
@@ -159,7 +173,7 @@ def _table(found: dict[Row, dict[str, Any]]) -> Iterator[str]:
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
     for row, plan in found.items():
-        if row.whole:
+        if row.whole or row.mixer:
             continue
         start = f"| `{row.config}` | {row.target} | {row.layout}"
         if "refused" in plan:
@@ -174,6 +188,27 @@ def _table(found: dict[Row, dict[str, Any]]) -> Iterator[str]:
         yield (
             f"{start} | {received / 1e9:.2f} ({ratio:.2f} x) | {_bracket(plan, 'seconds', ',.0f', 1e3)} "
             f"| {_bracket(plan, 'units_per_second', ',.0f')} | {_bracket(plan, 'mfu', '.2f')} |"
+        )
+
+
+def _mixers(found: dict[Row, dict[str, Any]]) -> Iterator[str]:
+    """A line for each mixer, the quickest first, by the roofline at the batch that fits."""
+    yield "| mixer | parameters | batch | GiB a chip | step, ms | tokens/s a chip | state, KiB |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    plans = {row: plan for row, plan in found.items() if row.mixer}
+
+    def speed(row: Row) -> float:
+        return -plans[row]["units_per_second"]["roofline"] if plans[row].get("fits") else 0.0
+
+    for row in sorted(plans, key=speed):
+        plan, state = plans[row], state_size(row.experiment().model) / KIB
+        if not plan.get("fits"):
+            yield f"| `{row.mixer}` | | | {plan.get('refused', 'does not fit')} | | | {state:,.0f} |"
+            continue
+        yield (
+            f"| `{row.mixer}` | {plan['n_params'] / 1e6:,.0f} M | {plan['batch_size']} "
+            f"| {plan['memory'] / GIB:.1f} | {_bracket(plan, 'seconds', ',.0f', 1e3)} "
+            f"| {_bracket(plan, 'units_per_second', ',.0f')} | {state:,.0f} |"
         )
 
 
