@@ -87,6 +87,11 @@ def test_train_evaluate_generate(workdir, text, capsys):
         == 0
     )
     assert capsys.readouterr().out == f"--- sample 1\n{greedy}--- sample 2\n{greedy}"
+    drawn = []
+    for seed in (1, 2, 1):
+        assert run("generate", workdir, "--prompt", "the", "--max-new-tokens", 12, "--seed", seed) == 0
+        drawn.append(capsys.readouterr().out)
+    assert drawn[0] == drawn[2] != drawn[1]
 
 
 def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):

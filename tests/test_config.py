@@ -193,6 +193,11 @@ def size_of(params) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+def test_adamw_s_defaults_are_those_of_the_pages():
+    default = config.AdamWConfig()
+    assert (default.b1, default.b2, default.eps) == (0.9, 0.99, 1e-8)
+
+
 def test_every_shipped_config_and_variant_is_counted():
     shipped = set()
     for name, path in config.config_files().items():

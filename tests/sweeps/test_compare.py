@@ -86,6 +86,7 @@ def test_runs_that_differ_in_their_seed_are_a_row(sweep):
     ]
     assert attention.last == (0.4, 0.8)
     assert attention.mean == pytest.approx(0.6)
+    assert dataclasses.replace(attention, last=(0.1, 0.2, 0.6)).mean == pytest.approx(0.3)
     assert (attention.best, hawk.best) == (0.8, 0.9)
     assert (attention.n_runs, attention.steps, hawk.steps) == (2, (30, 30), (10,))
     # 30 steps of a second; the pause of one of them does not count, beyond the usual time of its steps.

@@ -276,6 +276,24 @@ def test_numbers_that_no_sweep_writes_are_refused(tmp_path, name, value):
         _continued(Outcome(tmp_path / "seed=0", SMALL), {**kept, "error": None, name: value})
 
 
+def test_a_run_that_diverged_is_trained_again_with_other_steps(tmp_path):
+    kept = {"config": config.encode(SMALL), **dict.fromkeys(KEPT), "status": "diverged", "error": "infinite"}
+    kept |= {"step": 1, "seconds": 1.0}
+    more = dataclasses.replace(SMALL, training=dataclasses.replace(SMALL.training, steps=99))
+    (tmp_path / "a").mkdir()
+    found = [_continued(Outcome(tmp_path / "a", run), kept).status for run in (SMALL, more)]
+    assert found == ["diverged", "waiting"]
+
+
+def test_the_exit_code_says_that_a_run_diverged(tmp_path, monkeypatch, capsys):
+    def sweep(runs, root, **_):
+        return {name: Outcome(root / name, SMALL, status="diverged") for name in runs}
+
+    monkeypatch.setattr(sys.modules["hyena_jax.sweeps.sweep"], "sweep", sweep)
+    assert cli.main(["sweep", "quickstart", "--grid", "seed=0,1", "--workdir", str(tmp_path)]) == 1
+    assert "2 of 2 runs failed or diverged: seed=0, seed=1" in capsys.readouterr().err
+
+
 def test_files_that_are_not_a_sweep_s_are_refused(swept, tmp_path):
     root, runs, _ = swept
     copied = shutil.copytree(root, tmp_path / "sweep")
