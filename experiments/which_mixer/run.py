@@ -218,8 +218,8 @@ Loss, state and step are of the same model: four layers of width 128 on [Tiny
 Shakespeare](../shakespeare_cpu/README.md), at a context of 64. The time of a token is of [another of the same
 width](../generation/README.md), with the mixer's default options, {int(CONTEXT):,} tokens before it.
 
-What a training step, its memory and the state of each cost at 125M on 16 chips of v5e, by the compiler and not
-measured, is [one table](../tpu/README.md#every-mixer-at-125m): from Hawk's 98 ms to RWKV-7's 257 at the roofline.
+What a training step, its memory and the state of each cost at 125M on 16 chips of v5e, by the compiler and
+not measured, is [one table](../tpu/README.md#every-mixer-at-125m): from Hawk's 98 ms to RWKV-7's 257.
 
 ## How it was made
 
