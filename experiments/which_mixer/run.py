@@ -130,6 +130,11 @@ def page() -> str:
     kept = pairs_kept()
     token = {name: 1e6 / decoding[name][CONTEXT]["tokens_per_second"] for name in ("hawk", "attention")}
     induction = longer["task=induction,model=hawk"]
+    plans = {row["mixer"]: row["result"] for row in load("tpu/results.json")["rows"] if row.get("mixer")}
+    planned = {
+        mixer: 1e3 * plans[mixer]["seconds"]["roofline"]
+        for mixer in ("hawk", "hyena", "attention", "mamba2", "gated_delta", "rwkv7")
+    }
     columns = ("loss, nats", "over seeds", "state, KiB", "ms a step", "µs a token")
     gained = runpy.run_path(str(RESULTS / "signed" / "run.py"))["gains"](load("signed/results.json"))
 
@@ -219,7 +224,8 @@ Shakespeare](../shakespeare_cpu/README.md), at a context of 64. The time of a to
 width](../generation/README.md), with the mixer's default options, {int(CONTEXT):,} tokens before it.
 
 What a training step, its memory and the state of each cost at 125M on 16 chips of v5e, by the compiler and
-not measured, is [one table](../tpu/README.md#every-mixer-at-125m): from Hawk's 98 ms to RWKV-7's 257.
+not measured, is [one table](../tpu/README.md#every-mixer-at-125m). At the roofline a step takes
+{", ".join(f"{ms:.0f} ms with `{mixer}`" for mixer, ms in planned.items())}.
 
 ## How it was made
 

@@ -8,6 +8,7 @@ its blocks.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -142,8 +143,7 @@ def _count(
             case _:
                 work = _work(eqn, times.sum())
                 if name in ELEMENTWISE and all(x is not None for x in inputs):
-                    bind, params = eqn.primitive.bind, eqn.params  # at each point of the grid
-                    results = [np.asarray(jax.vmap(lambda *x, b=bind, p=params: b(*x, **p))(*inputs))]
+                    results = [np.asarray(jax.vmap(partial(eqn.primitive.bind, **eqn.params))(*inputs))]
         total = total.plus(work)
         values.update(zip(eqn.outvars, results, strict=True))
     return total, [known(v) for v in jaxpr.outvars]

@@ -382,9 +382,8 @@ _register(
 _register(
     "mad_compression",
     mad_compression,
-    lambda config: (
-        ((config.seq_len - 1) / (config.vocab_size - 1) + 1) / config.seq_len
-    ),  # the last id is known
+    # Any id where data stand; the last id is known.
+    lambda config: ((config.seq_len - 1) / (config.vocab_size - 1) + 1) / config.seq_len,
     MadCompressionConfig(vocab_size=16, seq_len=32, **BASE),
     (51.6, 45.2, 44.8, 52.7, 38.8, 42.2),
     symbol=lambda config, i: {config.vocab_size - 1: "="}.get(i, str(i)),
