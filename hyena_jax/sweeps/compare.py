@@ -159,7 +159,7 @@ def compare(
             is_same = file.is_file() and file.read_bytes() == text.encode()  # beside another figure's format
             if not is_same and not (overwrite and file.is_file()):
                 require_new_file("output", file)
-        figure.draw_curves(path, groups, metric, x)
+        figure.draw_curves(path, groups, metric, x, is_new=not overwrite)
         for file, text in tables.items():
             files.write_text(file, text, is_new=not file.exists())
     return rows

@@ -44,7 +44,7 @@ def require_drawable(groups: Sequence[Group], x: Axis) -> None:
             require(len(sizes) == 1 and None not in sizes, "x", x, allowed)
 
 
-def draw_curves(path: Path, groups: Sequence[Group], metric: str, x: Axis) -> None:
+def draw_curves(path: Path, groups: Sequence[Group], metric: str, x: Axis, is_new: bool = False) -> None:
     """Draws the metric of each group against `x`: the mean over its runs, and a band from least to largest.
 
     With more groups than colours, each has its own panel, where the others are grey.
@@ -82,7 +82,7 @@ def draw_curves(path: Path, groups: Sequence[Group], metric: str, x: Axis) -> No
     label = {"step": "step", "seconds": "seconds of training", "tokens": "tokens of training"}[x]
     figure.supxlabel(label, fontsize="medium")
     figure.supylabel(f"{metric.replace('_', ' ')}, held out", fontsize="medium")
-    save_figure(figure, path, dpi=150)
+    save_figure(figure, path, 150, is_new)
 
 
 def _points(group: Group, metric: str, x: Axis) -> Points:
@@ -126,7 +126,7 @@ def fill_range(axes: "Axes", points: Points, **style: Any) -> None:
     axes.fill_between([*points], least, largest, **style)
 
 
-def save_figure(figure: "Figure", path: Path, dpi: int) -> None:
-    """Writes the figure, whole or not at all, in the format of the file's ending."""
-    with files.replacing(path) as draft:
+def save_figure(figure: "Figure", path: Path, dpi: int, is_new: bool = False) -> None:
+    """Writes the figure, whole or not at all, in the format of the file's ending; see `files.replacing`."""
+    with files.replacing(path, is_new) as draft:
         figure.savefig(draft, format=path.suffix[1:], dpi=dpi)

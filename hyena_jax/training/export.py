@@ -43,16 +43,18 @@ def config_beside(path: Path) -> Path:
 def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> None:
     """Writes `path`, the same bytes for the same run, and the config beside it, in readable form (`.json`).
 
-    `config` is the experiment as JSON values. If writing fails, `path` is as it was.
+    `config` is the experiment as JSON values. UserError if either file exists by then;
+    if writing fails, nothing is left.
     """
-    metadata = {"config": json.dumps(config), "step": str(step)}
+    metadata, beside = {"config": json.dumps(config), "step": str(step)}, None
     try:
-        with files.replacing(path) as draft:
+        with files.replacing(path, is_new=True) as draft:
             files.write_safetensors(draft, named_leaves(params), metadata)
-            files.write_text(config_beside(path), json.dumps(config, indent=2) + "\n")
+            files.write_text(config_beside(path), json.dumps(config, indent=2) + "\n", is_new=True)
+            beside = config_beside(path)
     except BaseException:
-        if not path.exists():  # alone, the config would keep the same command from being repeated
-            config_beside(path).unlink(missing_ok=True)
+        if beside is not None:  # alone, the config would keep the same command from being repeated
+            beside.unlink(missing_ok=True)
         raise
 
 

@@ -181,10 +181,11 @@ def _draw(setup: Setup) -> TrainState:
 
 def _keep(workdir: Path, setup: Setup, source: str) -> None:
     """Writes the parameters that a run starts from, unless they are drawn or already there."""
-    if setup.initial is None:  # what is there is of another start, which was killed before there was a run
-        for name in (BASE, DESCRIPTION):
-            (workdir / name).unlink(missing_ok=True)
-    elif not (config.is_run(workdir) and (workdir / BASE).exists()):
+    if setup.initial is not None and config.is_run(workdir) and (workdir / BASE).exists():
+        return
+    for name in (BASE, DESCRIPTION):  # of another start, which was killed before there was a run
+        (workdir / name).unlink(missing_ok=True)
+    if setup.initial is not None:
         write_base(workdir, setup.initial, setup.initial_sha256, source)
 
 

@@ -321,7 +321,9 @@ def test_only_the_best_value_of_a_setting_is_shown(tmp_path, by):
     assert [row.mean for row in rows] == pytest.approx([0.55, 0.35])
 
 
-def test_figures_beside_each_other_share_their_tables_and_overwriting_is_asked_for(sweep, tmp_path, capsys):
+def test_figures_beside_each_other_share_their_tables_and_overwriting_is_asked_for(
+    sweep, tmp_path, monkeypatch, capsys
+):
     for name in ("a.png", "a.svg"):
         assert cli.main(["compare", str(sweep), "--output", str(tmp_path / name)]) == 0
     table = (tmp_path / "a.csv").read_text()
@@ -333,6 +335,10 @@ def test_figures_beside_each_other_share_their_tables_and_overwriting_is_asked_f
     assert cli.main([*other, str(tmp_path / "a.png")]) == 2
     assert cli.main([*other, str(tmp_path / "a.png"), "--overwrite"]) == 0
     assert "mean loss" in (tmp_path / "a.csv").read_text()
+    meanwhile = lambda *_, **__: (tmp_path / "b.png").write_text("another's")  # noqa: E731
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", meanwhile)
+    assert cli.main([*other, str(tmp_path / "b.png")]) == 2
+    assert (tmp_path / "b.png").read_text() == "another's"
 
 
 def test_language_models_are_compared_by_their_loss(tmp_path):

@@ -15,6 +15,7 @@ from hyena_jax import config, models
 from hyena_jax.cli import main
 from hyena_jax.cli.export import _loss_unit
 from hyena_jax.interop.transformers_folder import Facts, card
+from hyena_jax.system import files
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.recall import RecallConfig
 from hyena_jax.training import export
@@ -129,6 +130,20 @@ def test_a_full_disk_leaves_no_draft(file, monkeypatch):
         export.write(file, PARAMS, {"seed": 2}, step=8)
     assert file.read_bytes() == before
     assert {path.name for path in file.parent.iterdir()} == {"model.safetensors", "model.json"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
+def test_a_file_that_appears_meanwhile_is_left_alone(tmp_path, monkeypatch, name):
+    write = files.write_safetensors
+
+    def beside_another(*args):
+        (tmp_path / name).write_text("another's")
+        write(*args)
+
+    monkeypatch.setattr(files, "write_safetensors", beside_another)
+    with pytest.raises(UserError, match=f"{name}' was made by somebody else meanwhile"):
+        export.write(tmp_path / "model.safetensors", PARAMS, {}, step=7)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "another's"}
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a file of tensors"])
