@@ -2,9 +2,12 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +18,7 @@ from hyena_jax.check.operators import operator_cases
 from hyena_jax.check.training import training_cases
 from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS, FIRConfig
 from hyena_jax.ops.forms import forms_for
+from hyena_jax.system.signals import processes_beside
 
 WINDOW = 13
 
@@ -66,14 +70,31 @@ def cases() -> dict[str, Check]:
 
 def run(chosen: Mapping[str, Check], seconds: float) -> Iterator[Outcome]:
     """Checks one case after the other, in float32 at the highest precision; none begins after `seconds`."""
-    start = time.monotonic()
-    for name, check in chosen.items():
-        began, facts, fault = time.monotonic(), [], None
-        if began - start > seconds:
-            return
-        try:
-            with jax.default_matmul_precision("highest"):
-                facts.extend(check())
-        except Exception as error:  # Mosaic's, Triton's and XLA's own kinds: the rest is checked all the same
-            fault = (str(error).splitlines() or [type(error).__name__])[0]
-        yield Outcome(name, facts, fault, time.monotonic() - began)
+    end = time.monotonic() + seconds
+    return takewhile(lambda found: found is not None, (_outcome(end, *case) for case in chosen.items()))
+
+
+def run_beside(names: Iterable[str], seconds: float, n: int, begin: Callable[[], None]) -> Iterator[Outcome]:
+    """The same of cases by name, by `n` processes, each of which calls `begin` first; OSError if one dies.
+
+    Threads would wait for each other: of a case, Python's tracing takes longer than XLA's compilation.
+    """
+    end = time.monotonic() + seconds
+    try:
+        with ProcessPoolExecutor(n, processes_beside(), begin) as pool:
+            yield from takewhile(lambda found: found is not None, pool.map(partial(_outcome, end), names))
+    except BrokenProcessPool:
+        raise OSError("a process of the check died: did it have too little memory?") from None
+
+
+def _outcome(end: float, name: str, check: Check | None = None) -> Outcome | None:
+    """What is found of a case; None if it is later than `end`."""
+    began, facts, fault = time.monotonic(), [], None
+    if began > end:
+        return None
+    try:
+        with jax.default_matmul_precision("highest"):
+            facts.extend((check or cases()[name])())
+    except Exception as error:  # Mosaic's, Triton's and XLA's own kinds: the rest is checked all the same
+        fault = (str(error).splitlines() or [type(error).__name__])[0]
+    return Outcome(name, facts, fault, time.monotonic() - began)

@@ -4,6 +4,8 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +13,14 @@ from hyena_jax.cli.base import Command, fail, note, say, table_console
 from hyena_jax.config import Above
 from hyena_jax.config.flags import FLAT, PluginFlags
 from hyena_jax.system.errors import choose
-from hyena_jax.system.files import require_own_folder, write_text
+from hyena_jax.system.files import n_cpus, require_own_folder, write_text
+from hyena_jax.system.signals import begin_beside
 from hyena_jax.system.startup import has_accelerator, import_jax, keep_compiled_programs, start_devices
 
 FILE = "check.json"
 FAKE_DEVICES = 4
+LEAST_CASES, MOST_PROCESSES = 4, 8
+"""Cases for a process, which takes seconds to start; and processes, each of about a gigabyte."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,15 @@ class Check(Command):
         platforms = [name for name in (jax.config.jax_platforms or "").split(",") if name]
         if platforms and "cpu" not in platforms:  # with which steps are compared
             jax.config.update("jax_platforms", ",".join([*platforms, "cpu"]))
+        is_cpu = platforms[:1] in ([], ["cpu"]) and not has_accelerator()
         if not {"JAX_NUM_CPU_DEVICES", "XLA_FLAGS"} & {*os.environ}:
             jax.config.update("jax_num_cpu_devices", FAKE_DEVICES)
-            if platforms[:1] in ([], ["cpu"]) and not has_accelerator():
-                os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+            os.environ["JAX_NUM_CPU_DEVICES"] = str(FAKE_DEVICES)  # of processes that this one starts
+            if is_cpu:
+                flags = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+                if version("jaxlib").startswith("0.10."):  # later ones do not know this flag
+                    flags.append("--xla_cpu_use_fusion_emitters=false")
+                os.environ["XLA_FLAGS"] = " ".join(flags)
         keep_compiled_programs(note)
         start_devices()
 
@@ -69,7 +79,9 @@ class Check(Command):
         chosen = {n: one for n, one in every.items() if not self.only or any(o in n for o in self.only)}
         console, found = table_console(), []
         with bar("checking", len(chosen), console) as advance:
-            for outcome in check.run(chosen, 60 * self.minutes):
+            seconds, n = 60 * self.minutes, min(n_cpus(), MOST_PROCESSES, len(chosen) // LEAST_CASES)
+            beside = partial(check.run_beside, chosen, seconds, n, self._begin)
+            for outcome in beside() if is_cpu and n > 1 else check.run(chosen, seconds):
                 found.append(outcome)
                 advance()
                 if self.output is not None:
@@ -95,3 +107,10 @@ class Check(Command):
         device = f"{jax.device_count()} x {jax.local_devices()[0].device_kind}"
         say(f"{len(found) - len(wrong)} of {len(found)} cases are right on {device}, in float32 and bfloat16")
         return 1 if wrong else 0
+
+    def _begin(self) -> None:
+        """Makes a process of `run_beside` ready; its environment and current folder are its parent's."""
+        begin_beside()
+        self.take("check", [f"--plugin={name}" for name in self.plugins.plugin])
+        keep_compiled_programs(note)
+        start_devices()

@@ -1,17 +1,15 @@
 """Work on numbered parts, shared among processes that end with the one that started them."""
 
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
-from hyena_jax.system.signals import take_signals
+from hyena_jax.system.signals import begin_beside, processes_beside
 
 LOOK_EVERY = 0.5
 """Seconds between two calls of `progress`."""
@@ -42,7 +40,7 @@ def share(
             for number in numbers:
                 work(*arguments, number, progress)
         return
-    context = multiprocessing.get_context("spawn")
+    context = processes_beside()
     counts, seen = context.Array("q", 3), (0, 0)  # bytes, tokens, and 1 to stop
     others, processes = set(multiprocessing.active_children()), set()
     pool = ProcessPoolExecutor(workers, context, _begin, (counts, work, arguments))
@@ -73,14 +71,7 @@ def share(
 def _begin(*given: Any) -> None:
     global _given
     _given = given
-    take_signals()
-    parent = multiprocessing.parent_process()
-
-    def end_with_parent() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    begin_beside()
 
 
 def _work(number: int) -> None:

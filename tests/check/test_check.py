@@ -1,6 +1,9 @@
 """The check finds wrong values, and says so in its exit code, its lines and its file."""
 
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -112,6 +115,24 @@ def test_the_worst_comes_first_and_the_rest_is_named(monkeypatch, tmp_path, caps
     assert cli.main(["check", "--only", "right", "--output", str(tmp_path / "a")]) == 0
     assert cli.main(["check", "--minutes", "1e-9"]) == 0
     assert "left out after 1e-09 minutes: right, wrong, worse, nan, broken" in capsys.readouterr().out
+
+
+def test_a_process_that_dies_ends_the_check():
+    with pytest.raises(OSError, match="a process of the check died"):
+        list(check.run_beside(["fft_conv"], 60, 1, partial(os._exit, 1)))
+
+
+@pytest.mark.faults
+def test_processes_beside_each_other_find_the_same(tmp_path):
+    command = [sys.executable, "-m", "hyena_jax", "check", "--only", "recurrence", "--output", tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    names = [name for name in check.cases() if "recurrence" in name]
+    found = json.loads((tmp_path / "check.json").read_text())["cases"]
+    assert [case["name"] for case in found] == names
+    (direct,) = check.run({"loop_recurrence": check.cases()["loop_recurrence"]}, 60)
+    theirs = next(case["errors"] for case in found if case["name"] == "loop_recurrence")
+    assert theirs.keys() == {fact.what for fact in direct.facts}
 
 
 def test_wrong_arguments_are_refused(tmp_path, capsys):
