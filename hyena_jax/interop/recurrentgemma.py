@@ -71,47 +71,8 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
     return Source(model, table(model), tensors, bos=bos, note=note)
 
 
-def _model(
-    pattern: tuple[str, ...],
-    n_layers: int,
-    vocab_size: int,
-    d_model: int,
-    d_ff: int,
-    recurrence: HawkConfig,
-    attention: LocalAttentionConfig,
-    soft_cap: float | None,
-) -> LanguageModelConfig:
-    mixers = {"recurrent": recurrence, "attention": attention}
-    return LanguageModelConfig(
-        pattern=tuple(mixers[kind] for kind in pattern),
-        n_layers=n_layers,
-        d_model=d_model,
-        ffn="geglu",
-        d_ff=d_ff,
-        norm="rms",
-        final_norm="rms",
-        init="griffin",
-        vocab_size=vocab_size,
-        scale_embedding=True,
-        round_embedding_scale=True,
-        soft_cap=soft_cap,
-    )
-
-
-def _recurrence(width: int, gate_blocks: int, taps: int) -> HawkConfig:
-    return HawkConfig(
-        width=width,
-        gate_blocks=gate_blocks,
-        projection_bias=True,
-        gate_bias=True,
-        short_filter_len=taps,
-        reset_at_start=True,
-        gelu="tanh",
-    )
-
-
-def from_settings(settings: Settings) -> LanguageModelConfig:
-    """The model that a `config.json` describes."""
+def from_settings(settings: Settings, gate_blocks: int | None = None) -> LanguageModelConfig:
+    """The model that a `config.json` describes; `gate_blocks` None: as many as heads."""
     settings.require("model_type", "recurrent_gemma")
     settings.require("hidden_activation", "gelu_pytorch_tanh")
     settings.require("attention_bias", False)
@@ -122,26 +83,38 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
     n_heads, twice = settings.size("num_attention_heads"), settings.size("intermediate_size")
     require(twice % 2 == 0, f"{settings.source}: intermediate_size", twice, "even: twice the MLP's width")
     d_model = settings.size("hidden_size", most=MAX_CHANNELS)
-    return _model(
-        pattern=tuple(
-            settings.names("block_types", ("recurrent", "attention"), ["recurrent", "recurrent", "attention"])
+    fraction = settings.number("partial_rotary_factor", 0.5)
+    mixers = {
+        "recurrent": HawkConfig(
+            width=settings.size("lru_width", d_model),
+            gate_blocks=gate_blocks or n_heads,
+            projection_bias=True,
+            gate_bias=True,
+            short_filter_len=settings.size("conv1d_width", 4),
+            reset_at_start=True,
+            gelu="tanh",
         ),
-        n_layers=settings.size("num_hidden_layers", most=MAX_LAYERS),
-        vocab_size=settings.size("vocab_size", most=MAX_SYMBOLS),
-        d_model=d_model,
-        d_ff=twice // 2,
-        recurrence=_recurrence(
-            settings.size("lru_width", d_model), n_heads, settings.size("conv1d_width", 4)
-        ),
-        attention=LocalAttentionConfig(
+        "attention": LocalAttentionConfig(
             n_heads=n_heads,
             n_kv_heads=settings.size("num_key_value_heads", n_heads),
-            rotary_fraction=rope.number(
-                "partial_rotary_factor", settings.number("partial_rotary_factor", 0.5)
-            ),
+            rotary_fraction=rope.number("partial_rotary_factor", fraction),
             rotary_base=rope.number("rope_theta", settings.number("rope_theta", 1e4)),
             window=settings.size("attention_window_size", WINDOW),
         ),
+    }
+    kinds = settings.names("block_types", tuple(mixers), ["recurrent", "recurrent", "attention"])
+    return LanguageModelConfig(
+        pattern=tuple(mixers[kind] for kind in kinds),
+        n_layers=settings.size("num_hidden_layers", most=MAX_LAYERS),
+        d_model=d_model,
+        ffn="geglu",
+        d_ff=twice // 2,
+        norm="rms",
+        final_norm="rms",
+        init="griffin",
+        vocab_size=settings.size("vocab_size", most=MAX_SYMBOLS),
+        scale_embedding=True,
+        round_embedding_scale=True,
         soft_cap=settings.number("logits_soft_cap", SOFT_CAP),
     )
 
@@ -232,16 +205,18 @@ def _from_shapes(tensors: Tensors) -> LanguageModelConfig:
     n_blocks, block, _ = shape(f"{recurrent}.rg_lru.a_gate.w", 3)
     _, head_dim = shape(f"blocks.{kinds.index('attention')}.attention_block.proj_k.kernel", 2)
     require(d_model % head_dim == 0, "width of proj_k", head_dim, f"a divisor of the model's {d_model}")
-    return _model(
-        pattern=tuple(kinds),
-        n_layers=len(kinds),
-        vocab_size=vocab_size,
-        d_model=d_model,
-        d_ff=d_ff,
-        recurrence=_recurrence(n_blocks * block, n_blocks, shape(f"{recurrent}.conv_1d.w", 2)[0]),
-        attention=LocalAttentionConfig(n_heads=d_model // head_dim, n_kv_heads=1, window=WINDOW),
-        soft_cap=SOFT_CAP,
-    )
+    values = {
+        "block_types": kinds,
+        "num_hidden_layers": len(kinds),
+        "vocab_size": vocab_size,
+        "hidden_size": d_model,
+        "intermediate_size": 2 * d_ff,
+        "lru_width": n_blocks * block,
+        "conv1d_width": shape(f"{recurrent}.conv_1d.w", 2)[0],
+        "num_attention_heads": d_model // head_dim,
+        "num_key_value_heads": 1,
+    }
+    return from_settings(Settings("source", values), n_blocks)
 
 
 def transformers_table(model: LanguageModelConfig) -> Table:
