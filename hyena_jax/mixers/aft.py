@@ -24,11 +24,11 @@ import jax.numpy as jnp
 
 from hyena_jax.config import AFTConvConfig, AFTFullConfig, AFTLocalConfig, AFTSimpleConfig
 from hyena_jax.mixers.inputs import sums_dtype, within
+from hyena_jax.mixers.layers import attention_layers
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import aft, shards
 from hyena_jax.ops.fast.aft_blocks import Window, blockwise_sums, no_window, window_sums
-from hyena_jax.ops.initializers import initializers
 
 # The paper initialises the parameters of position biases as N(0, 10^-2); we take 10^-2 as the variance.
 position_init = nn.initializers.normal(0.1)
@@ -48,12 +48,8 @@ class AFT(Mixer):
 
     def setup(self) -> None:
         self.config.check(self.d_model, self.max_len)
-        init = initializers(self.config.init, self.n_layers, self.d_model, self.d_model)
         width = 2 * self.d_model + math.prod(self.key_shape)
-        self.qkv_proj = nn.Dense(width, dtype=self.dtype, kernel_init=init.kernel, bias_init=init.bias)
-        self.out_proj = nn.Dense(
-            self.d_model, dtype=self.dtype, kernel_init=init.out_kernel, bias_init=init.out_bias
-        )
+        self.qkv_proj, self.out_proj = attention_layers(self, width)
 
     @property
     def key_shape(self) -> tuple[int, int]:

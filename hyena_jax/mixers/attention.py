@@ -4,16 +4,14 @@ Axes: B batch, T tokens, D channels, H heads, G heads of keys and values, d = D 
 N channels over which queries and keys are normalised: d, or with qk_norm "all" H*d and G*d.
 """
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import AttentionConfig, LocalAttentionConfig
-from hyena_jax.mixers.layers import RMSNorm
+from hyena_jax.mixers.layers import RMSNorm, attention_layers
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops.attention import rotary
-from hyena_jax.ops.initializers import initializers
 
 
 class Attention(Mixer):
@@ -48,25 +46,11 @@ class Attention(Mixer):
     def setup(self) -> None:
         config, d_model = self.config, self.d_model
         config.check(d_model, self.max_len)
-        init = initializers(config.init, self.n_layers, d_model, d_model)
         width = (config.n_heads + 2 * self.n_kv_heads) * d_model // config.n_heads
-        self.qkv_proj = nn.Dense(
-            width,
-            use_bias=config.qkv_bias,
-            dtype=self.dtype,
-            kernel_init=init.kernel,
-            bias_init=init.bias,
-        )
+        self.qkv_proj, self.out_proj = attention_layers(self, width, config.qkv_bias, config.out_bias)
         if config.qk_norm_eps is not None:
             self.q_norm = RMSNorm(config.qk_norm_eps, self.dtype)
             self.k_norm = RMSNorm(config.qk_norm_eps, self.dtype)
-        self.out_proj = nn.Dense(
-            d_model,
-            use_bias=config.out_bias,
-            dtype=self.dtype,
-            kernel_init=init.out_kernel,
-            bias_init=init.out_bias,
-        )
 
     @property
     def n_kv_heads(self) -> int:

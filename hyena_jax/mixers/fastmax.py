@@ -2,17 +2,16 @@
 
 Axes: B batch, L length, T new tokens, D channels, H heads, d head_dim, M features."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import FastmaxConfig
 from hyena_jax.mixers.inputs import sums_dtype
+from hyena_jax.mixers.layers import attention_layers
 from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.mixers.sequence import Sequence
 from hyena_jax.ops import fastmax, shards
 from hyena_jax.ops.attention import same_segment
-from hyena_jax.ops.initializers import initializers
 from hyena_jax.system.errors import require
 
 
@@ -38,25 +37,19 @@ class Fastmax(Mixer):
     def setup(self) -> None:
         config = self.config
         config.check(self.d_model, self.max_len)
-        init = initializers(config.init, self.n_layers, self.d_model, self.d_model)
-        self.qkv_proj = nn.Dense(
-            3 * self.d_model,
-            use_bias=config.qkv_bias,
-            dtype=self.dtype,
-            kernel_init=init.kernel,
-            bias_init=init.bias,
-        )
-        self.out_proj = nn.Dense(
-            self.d_model,
-            use_bias=config.out_bias,
-            dtype=self.dtype,
-            kernel_init=init.out_kernel,
-            bias_init=init.out_bias,
+        self.qkv_proj, self.out_proj = attention_layers(
+            self, 3 * self.d_model, config.qkv_bias, config.out_bias
         )
 
     def mix(self, x: jax.Array, seq: Sequence, deterministic: bool) -> jax.Array:
         config, axis = self.config, seq.sequence_axis
-        q, k, v = self._qkv(x)
+        heads = self.qkv_proj(x).reshape(*x.shape[:2], 3, config.n_heads, -1)
+        heads = heads.astype(sums_dtype(heads.dtype))
+        q, k, v = (heads[:, :, i] for i in range(3))
+        if config.standardize:
+            q, k = fastmax.standardize(q), fastmax.standardize(k)
+        scale = q.shape[-1] ** -0.5 if config.scale is None else config.scale
+        q, k = q * scale**0.5, k * scale**0.5
         v = seq.values(v, "BTHd")
 
         def empty() -> jax.Array:
@@ -80,14 +73,3 @@ class Fastmax(Mixer):
 
         o = seq.carry("sums", empty, run, whole)
         return self.out_proj(seq.mixed(o, "BTHd").reshape(x.shape).astype(self.dtype or x.dtype))
-
-    def _qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries and keys, with sqrt(scale) in each, and values, [B, T, H, d]."""
-        config = self.config
-        heads = self.qkv_proj(x).reshape(*x.shape[:2], 3, config.n_heads, -1)
-        heads = heads.astype(sums_dtype(heads.dtype))
-        q, k, v = (heads[:, :, i] for i in range(3))
-        if config.standardize:
-            q, k = fastmax.standardize(q), fastmax.standardize(k)
-        scale = q.shape[-1] ** -0.5 if config.scale is None else config.scale
-        return q * scale**0.5, k * scale**0.5, v

@@ -6,6 +6,7 @@ dense layers those in, and C those of a part), H heads of K channels.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -15,7 +16,9 @@ from flax.typing import Initializer
 
 from hyena_jax.config.models import NORM_EPS, Norm
 from hyena_jax.mixers.inputs import sums_dtype
+from hyena_jax.mixers.mixer import Mixer
 from hyena_jax.ops.fast.dense import from_channels_first, split_dense, to_channels_first
+from hyena_jax.ops.initializers import initializers
 
 
 class SplitDense(nn.Module):
@@ -80,6 +83,18 @@ def _parameters(
     kernel = layer.param("kernel", layer.kernel_init, (d_in, d_out), jnp.float32)
     bias = layer.param("bias", layer.bias_init, (d_out,), jnp.float32) if layer.use_bias else None
     return promote_dtype(x, kernel, bias, dtype=layer.dtype)
+
+
+def attention_layers(
+    mixer: Mixer, width: int, qkv_bias: bool = True, out_bias: bool = True
+) -> tuple[nn.Dense, nn.Dense]:
+    """For `setup`: the dense layers to `width` channels of queries, keys and values, and of the output."""
+    d_model, dense = mixer.d_model, partial(nn.Dense, dtype=mixer.dtype)
+    init = initializers(mixer.config.init, mixer.n_layers, d_model, d_model)
+    return (
+        dense(width, qkv_bias, kernel_init=init.kernel, bias_init=init.bias),
+        dense(d_model, out_bias, kernel_init=init.out_kernel, bias_init=init.out_bias),
+    )
 
 
 class RMSNorm(nn.Module):
