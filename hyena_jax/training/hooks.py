@@ -131,10 +131,14 @@ def standard_hooks(run: LiveRun) -> Sequence[Hook]:
 
 
 @dataclass
-class Begin:
-    """After the first step: time counts from here on, and signals wait for the end of a step."""
+class _OfRun:
+    """What all hooks have: the run that they belong to."""
 
     run: LiveRun
+
+
+class Begin(_OfRun):
+    """After the first step: time counts from here on, and signals wait for the end of a step."""
 
     def __call__(self, now: Now) -> None:
         run = self.run
@@ -147,11 +151,8 @@ class Begin:
             watch_preemption()  # all processes stop after the same step
 
 
-@dataclass
-class CheckReplicas:
+class CheckReplicas(_OfRun):
     """Every `parallel.check_replicas_every` steps: the copies on all devices are equal to the bit."""
-
-    run: LiveRun
 
     def __call__(self, now: Now) -> None:
         every = self.run.setup.experiment.parallel.check_replicas_every
@@ -159,11 +160,8 @@ class CheckReplicas:
             check_replicas(self.run.setup.strategy.to_global(now.state), now.step)
 
 
-@dataclass
-class Log:
+class Log(_OfRun):
     """Every `training.log_every` steps: a row of metrics, with how the devices were used."""
-
-    run: LiveRun
 
     def __call__(self, now: Now) -> None:
         run, experiment, data = self.run, self.run.setup.experiment, self.run.setup.data
@@ -208,11 +206,8 @@ class _AskedToStop(Exception):
     """A signal came during an evaluation."""
 
 
-@dataclass
-class Evaluate:
+class Evaluate(_OfRun):
     """Every `training.eval_every` steps: the held-out values, and whether they reach `training.until`."""
-
-    run: LiveRun
 
     @cached_property
     def _eval_step(self) -> Callable:
@@ -260,11 +255,8 @@ class Evaluate:
         return values
 
 
-@dataclass
-class Agree:
+class Agree(_OfRun):
     """Whether a signal asked to stop, and whether a save is overdue: the same in all processes."""
-
-    run: LiveRun
 
     def __call__(self, now: Now) -> None:
         experiment, stop = self.run.setup.experiment, self.run.stop
@@ -286,10 +278,9 @@ class Agree:
 
 
 @dataclass
-class Save:
+class Save(_OfRun):
     """Every `training.checkpoint_every` steps, and where the run stops or is at its best: a checkpoint."""
 
-    run: LiveRun
     saved: int = field(init=False)
     """The last saved step."""
     saved_at: float = field(init=False)
@@ -340,11 +331,8 @@ class Save:
             self._best_loss = min(now.loss, self._best_loss)
 
 
-@dataclass
-class Show:
+class Show(_OfRun):
     """Moves the progress bar; after the last step, says where the time went."""
-
-    run: LiveRun
 
     def __call__(self, now: Now) -> None:
         if now.is_repeated:
