@@ -74,22 +74,6 @@ class MadNoisyRecallConfig(MadRecallConfig):
         return self.noise_fraction
 
 
-def _recall_row(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
-    half, n_pairs = config.n_plain // 2, config.seq_len // 2
-    is_noise = rng.random(n_pairs) < config.noise
-    is_noise[[rng.integers(n_pairs - 1), n_pairs - 1]] = False  # a pair to ask for, and the question
-    keys = rng.integers(half, size=n_pairs)
-    seen = np.unique(keys[:-1][~is_noise[:-1]])
-    keys[-1] = seen[rng.integers(len(seen))]
-    values = rng.integers(half, config.n_plain, half)
-    noise = rng.integers(config.n_plain, max(config.vocab_size, config.n_plain + 1), (n_pairs, 2))
-    pairs = np.where(is_noise[:, None], noise, np.stack([keys, values[keys]], axis=1))
-    _, first = np.unique(np.where(is_noise, -1, keys), return_index=True)
-    is_repeated = ~is_noise
-    is_repeated[first] = False
-    return _scored(pairs.ravel(), np.stack([np.zeros(n_pairs, bool), is_repeated], axis=1).ravel())
-
-
 def _scored(tokens: "np.ndarray", is_answer: "np.ndarray") -> Row:
     """Tokens [L + 1] as a row of which only the answers are scored."""
     return row(tokens[:-1], np.where(is_answer, tokens, 0)[1:], weights=is_answer[1:])
@@ -105,7 +89,19 @@ def mad_recall(rng: "np.random.Generator", config: MadRecallConfig) -> Row:
 
     Ids: keys 0..V/2-1, values V/2..V-1; a row's values are drawn for each key, with repetition.
     """
-    return _recall_row(rng, config)
+    half, n_pairs = config.n_plain // 2, config.seq_len // 2
+    is_noise = rng.random(n_pairs) < config.noise
+    is_noise[[rng.integers(n_pairs - 1), n_pairs - 1]] = False  # a pair to ask for, and the question
+    keys = rng.integers(half, size=n_pairs)
+    seen = np.unique(keys[:-1][~is_noise[:-1]])
+    keys[-1] = seen[rng.integers(len(seen))]
+    values = rng.integers(half, config.n_plain, half)
+    noise = rng.integers(config.n_plain, max(config.vocab_size, config.n_plain + 1), (n_pairs, 2))
+    pairs = np.where(is_noise[:, None], noise, np.stack([keys, values[keys]], axis=1))
+    _, first = np.unique(np.where(is_noise, -1, keys), return_index=True)
+    is_repeated = ~is_noise
+    is_repeated[first] = False
+    return _scored(pairs.ravel(), np.stack([np.zeros(n_pairs, bool), is_repeated], axis=1).ravel())
 
 
 def mad_noisy_recall(rng: "np.random.Generator", config: MadNoisyRecallConfig) -> Row:
@@ -116,7 +112,7 @@ def mad_noisy_recall(rng: "np.random.Generator", config: MadNoisyRecallConfig) -
 
     Ids: keys and values share the first V - n_noise ids, the last n_noise are noise.
     """
-    return _recall_row(rng, config)
+    return mad_recall(rng, config)
 
 
 @dataclass(frozen=True)
