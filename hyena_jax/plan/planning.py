@@ -158,16 +158,17 @@ def make_plan(experiment: Experiment, target: Target, limits: Limits, whole: boo
     """
     of_target = "None: the target says how many chips take part"
     require(experiment.parallel.devices is None, "parallel.devices", experiment.parallel.devices, of_target)
-    depths = _depths(experiment, whole)
-    variants = [experiment]
-    if len(depths) == 2:
+    n_layers, pattern = (getattr(experiment.model, name, None) for name in ("n_layers", "pattern"))
+    depths, variants = (n_layers,), [experiment]  # None if the model has no depth
+    if not (whole or n_layers is None or pattern is None or n_layers <= 2 * len(pattern)):
+        depths = len(pattern), 2 * len(pattern)
         variants = [replace(experiment, model=replace(experiment.model, n_layers=n)) for n in depths]
     compiled = [compile_step(each, target, limits) for each in variants]
     figures = [_figures(each, target) for each in compiled]
     total, per_repeat = figures[-1], None
     if len(depths) == 2:
         once, twice = figures
-        repeats = experiment.model.n_layers / depths[0]
+        repeats = n_layers / depths[0]
         names = dict.fromkeys([*once, *twice])
         per_repeat = {name: twice.get(name, 0) - once.get(name, 0) for name in names}
         total = {name: once.get(name, 0) + (repeats - 1) * per_repeat[name] for name in names}
@@ -180,14 +181,6 @@ def with_other_kernels(experiment: Experiment, target: Target) -> Experiment:
     """The experiment with the Pallas kernels of the target, if it would run without them; else without."""
     choice = "off" if wants_kernels(experiment.parallel, target.chip.platform) else "on"
     return replace(experiment, parallel=replace(experiment.parallel, kernels=choice))
-
-
-def _depths(experiment: Experiment, whole: bool) -> tuple[int | None, ...]:
-    """Numbers of layers to compile, one or two; None if the model has no depth."""
-    n_layers, pattern = (getattr(experiment.model, name, None) for name in ("n_layers", "pattern"))
-    if whole or n_layers is None or pattern is None or n_layers <= 2 * len(pattern):
-        return (n_layers,)
-    return len(pattern), 2 * len(pattern)
 
 
 def _figures(compiled: Compiled, target: Target) -> Figures:
