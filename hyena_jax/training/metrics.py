@@ -6,6 +6,7 @@ import operator
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,7 @@ from hyena_jax.training.trackers import Tracker
 Values = dict[str, float]
 
 
-class MetricsLog:
+class MetricsLog(AbstractContextManager):
     """Appends rows `{"step": ..., "time": ..., name: value, ...}`; a context manager.
 
     `time` is in seconds since 1970 (UTC). Values that are not finite are written as null, since JSON has no
@@ -40,9 +41,6 @@ class MetricsLog:
         files.write_text(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8")
         self._tracker, self._put = tracker, put
-
-    def __enter__(self) -> "MetricsLog":
-        return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()

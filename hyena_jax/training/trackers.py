@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +54,7 @@ class Tracker:
         """
 
 
-class Trackers(Tracker):
+class Trackers(Tracker, AbstractContextManager):
     """All trackers of a run, as one; a context manager.
 
     A run must not be lost because a service fails: a tracker that raises is left out until the next start,
@@ -84,9 +84,6 @@ class Trackers(Tracker):
                 if is_machines or isinstance(error, UserError):
                     raise
                 raise UserError(fault) from error
-
-    def __enter__(self) -> "Trackers":
-        return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(failed=kind is not None)

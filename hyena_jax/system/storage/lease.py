@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 
 from hyena_jax.system.errors import UserError, printable
@@ -52,7 +52,7 @@ def repeat(do: Callable[[], None], every: float, done: threading.Event) -> threa
     return thread
 
 
-class Lease:
+class Lease(AbstractContextManager):
     """The lock, held; a context manager, which frees it."""
 
     def __init__(self, bucket: Bucket, report: Callable[[str], None], seconds: float | None = None):
@@ -67,9 +67,6 @@ class Lease:
         self._is_lost = False
         self._mutex, self._done = threading.Lock(), threading.Event()
         repeat(lambda: self.check(SHORT_PATIENCE), self._seconds / 4, self._done)
-
-    def __enter__(self) -> "Lease":
-        return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._done.set()
