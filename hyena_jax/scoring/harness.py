@@ -207,14 +207,10 @@ class HarnessModel(TemplateLM):
         n_new, until = options["max_gen_toks"], [text for text in options["until"] if text]
         room = self.max_length - n_new
         require(room > 0, "max_gen_toks of the task", n_new, f"below the model's max_len={self.max_length}")
-        greedy = not options["do_sample"]
-        rule = SamplingRule(
-            greedy,
-            1.0 if greedy else options.get("temperature", 1.0),
-            None if greedy else options.get("top_k"),
-            None if greedy else options.get("top_p"),
-            None if greedy else options.get("min_p"),
-        )
+        rule = SamplingRule(greedy=True)
+        if options["do_sample"]:
+            restrictions = (options.get(name) for name in ("top_k", "top_p", "min_p"))
+            rule = SamplingRule(False, options.get("temperature", 1.0), *restrictions)
         prompts = [np.array(self.tok_encode(context)[-room:], np.int32) for context in contexts]
         request = self.run.request(n_new, rule, [text for text in until if self._can_spell(text)], seed)
         if self.end is not None:
