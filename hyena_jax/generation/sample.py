@@ -59,7 +59,6 @@ def draw_predictions(
     Returns:
       How many predictions are right, and how many images were drawn.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     count = data.n_eval_rows(count)
@@ -69,7 +68,6 @@ def draw_predictions(
     images, n_right = batch["inputs"], int((predicted == true).sum())
     n_rows = math.ceil(count / COLUMNS)
     figure = Figure(figsize=(COLUMNS, 0.5 + 1.2 * n_rows), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(f"{n_right} of {count} held-out images right", fontsize=11)
     shades = (images - images.min()) / (images.max() - images.min())
     panels = figure.subplots(n_rows, COLUMNS, squeeze=False).ravel()

@@ -111,12 +111,10 @@ def draw_learning_curves(workdir: Path, labels: dict[str, str]) -> Path:
 
     `labels` are those of the axes, by metric.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = read_rows(workdir / METRICS)
     figure = Figure(figsize=(7, 1.4 + 2.8 * len(labels)), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(len(labels), sharex=True, squeeze=False)[:, 0]
     for axes, (name, label) in zip(panels, labels.items(), strict=True):
         for part, called, style in (
