@@ -215,11 +215,6 @@ def is_preempted(step: int) -> bool:
     return multihost_utils.reached_preemption_sync_point(step)
 
 
-def first_request(name: str | None) -> str | None:
-    """The signal's name that the first interrupted process got, or None. All processes must call this."""
-    return next((asked for asked in gather(name) if asked is not None), None)
-
-
 def check_replicas(tree: Any, step: int) -> None:
     """Compares all copies of every shard of every leaf, to find memory that fails silently.
 

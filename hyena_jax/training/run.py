@@ -17,7 +17,7 @@ from hyena_jax import config
 from hyena_jax.config import Experiment
 from hyena_jax.data import dataset
 from hyena_jax.data.dataset import Batch, DataEnded, Dataset, iterate
-from hyena_jax.parallel.processes import first_request, from_first, is_first, on_first
+from hyena_jax.parallel.processes import from_first, gather, is_first, on_first
 from hyena_jax.system.errors import UserError, as_urls, require
 from hyena_jax.system.signals import Interrupted, StopRequest, stop_requests
 from hyena_jax.system.storage.mirror import share
@@ -94,7 +94,8 @@ def train(
                     hook(now)
             stop.defer()  # from here on SIGTERM asks this process alone: there are no more steps to agree on
             params = setup.strategy.host_copy(state.model_params)
-        asked = first_request(stop.name)  # a signal after the last step counts too
+        # Of the first process that got a signal: one after the last step counts too.
+        asked = next((name for name in gather(stop.name) if name is not None), None)
     return ended(setup, workdir, params, asked)
 
 
