@@ -278,6 +278,8 @@ def test_a_wrong_base_is_refused(run, tmp_path, harm, message):
         base.write_bytes(data)
     else:
         params = jax.tree.map(lambda leaf: leaf + 1, run.params)
+        base.unlink()
+        (folder / DESCRIPTION).unlink()
         initial.write_base(folder, params, initial.digest(params), "elsewhere")
     before = contents(folder)
     with pytest.raises(UserError, match=message):
