@@ -93,15 +93,15 @@ class Flags:
 
 def main(flags: Flags) -> int:
     path = FOLDER / "results.json"
-    rows = [Row(*each) for each in product(CONFIGS, flags.targets, LAYOUTS)]
-    rows += [row for row in (*WHOLE, *MIXERS) if row.target in flags.targets]
     found = {}
     if path.exists():
         kept = json.loads(path.read_text())["rows"]
         found = {Row(**{n: v for n, v in each.items() if n in Row._fields}): each["result"] for each in kept}
-    chosen = [
-        row for row in rows if not flags.only or any(part in (row.mixer or row.config) for part in flags.only)
-    ]
+    targets = dict.fromkeys([*(row.target for row in found), *flags.targets])
+    rows = [*(Row(*each) for each in product(CONFIGS, targets, LAYOUTS)), *WHOLE, *MIXERS]
+    chosen = [row for row in rows if row.target in flags.targets]
+    if flags.only:
+        chosen = [row for row in chosen if any(part in (row.mixer or row.config) for part in flags.only)]
     missing = [row for row in chosen if flags.again or row not in found]
     with bar("compiling", len(missing)) as advance:
         for row in missing:
