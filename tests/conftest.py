@@ -32,9 +32,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit the controlle
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Without the line of code of each operation, building programs takes nineteen twentieths of the time.
     os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
-    # Processes that tests start compile the same programs again and again.
+    # Most programs here are so small that they compile faster than a cache on disk finds and loads them.
+    os.environ["HYENA_JAX_COMPILATION_CACHE"] = "off"
     _cache = tempfile.TemporaryDirectory(prefix="hyena_jax_tests_")
-    os.environ["HYENA_JAX_COMPILATION_CACHE"] = os.environ["HYENA_JAX_TESTS_CACHE"] = _cache.name
+    os.environ["HYENA_JAX_TESTS_CACHE"] = _cache.name
 
 import pytest
 from bucket_server import BUCKET, Proxy, reached_at, serving
@@ -85,14 +86,6 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _no_cache_here() -> None:
-    """Most programs of this process are so small that they compile faster than a cache on disk finds them."""
-    import jax
-
-    jax.config.update("jax_enable_compilation_cache", False)
-
-
 @pytest.fixture(scope="module")
 def compiled_once() -> Iterator[None]:
     """For modules that train one experiment many times: its step is compiled once for all processes."""
@@ -100,11 +93,9 @@ def compiled_once() -> Iterator[None]:
     from jax.experimental.compilation_cache import compilation_cache
 
     compilation_cache.reset_cache()
-    jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", os.environ["HYENA_JAX_TESTS_CACHE"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     yield
-    jax.config.update("jax_enable_compilation_cache", False)
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
 

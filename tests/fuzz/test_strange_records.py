@@ -136,7 +136,7 @@ def test_exports_of_equal_parameters_are_equal_bytes(tmp_path):
             export.write(tmp_path / f"{name}.safetensors", params, about, 3)
         files = [(tmp_path / f"{name}.safetensors").read_bytes() for name in "ab"]
         assert files[0] == files[1]
-        for name in "ab":
-            (tmp_path / f"{name}.safetensors").unlink()
+        for path in tmp_path.iterdir():
+            path.unlink()
 
     check()

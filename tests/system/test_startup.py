@@ -159,13 +159,12 @@ def test_help_needs_no_right_jaxlib(wrong_jaxlib, capsys):
 @pytest.fixture
 def no_cache_yet(monkeypatch, tmp_path):
     """As in a user's process: no cache is set in JAX's variables or config."""
-    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", *startup.CACHE_SETTINGS)
+    names = ("jax_compilation_cache_dir", *startup.CACHE_SETTINGS)
     before = {name: getattr(jax.config, name) for name in names}
     for name in names:
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.delenv(startup.CACHE_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", None)
     yield
     for name, value in before.items():
