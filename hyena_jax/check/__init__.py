@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -94,7 +94,13 @@ def _outcome(end: float, name: str, check: Check | None = None) -> Outcome | Non
         return None
     try:
         with jax.default_matmul_precision("highest"):
-            facts.extend((check or cases()[name])())
+            facts.extend((check or _cases_here()[name])())
     except Exception as error:  # Mosaic's, Triton's and XLA's own kinds: the rest is checked all the same
         fault = (str(error).splitlines() or [type(error).__name__])[0]
     return Outcome(name, facts, fault, time.monotonic() - began)
+
+
+@cache
+def _cases_here() -> dict[str, Check]:
+    """Made once in a process of `run_beside`: what training on the CPU gave is kept with its cases."""
+    return cases()
