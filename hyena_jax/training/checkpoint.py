@@ -176,6 +176,7 @@ class Checkpoints:
         arguments["meta"] = ocp.args.JsonSave(meta.to_json())
         with self._writing(f"checkpoint {step}"):
             if self._manager is None:
+                on_first(self._steps.begin)  # a paused writer may have woken up since `restore`
                 options = ocp.CheckpointManagerOptions(
                     preservation_policy=_LatestAndBest(self._steps, self._keep),
                     cleanup_tmp_directories=True,

@@ -28,7 +28,7 @@ from hyena_jax.system.storage.bucket_steps import BucketSteps
 from hyena_jax.system.storage.lease import LOCK_OBJECT, Lease
 from hyena_jax.system.storage.location import Location
 from hyena_jax.system.storage.mirror import opened
-from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.checkpoint import Checkpoints, Meta, saved_steps
 from hyena_jax.training.run import train
 
 pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
@@ -223,6 +223,34 @@ def test_metrics_whose_answer_was_lost_are_put_again(bucket, monkeypatch):
     assert below(bucket).get("metrics/00000.jsonl") == b"1\n2\n3\n"
 
 
+def test_what_a_paused_writer_still_put_is_replaced(bucket):
+    """It looked at the lock, was paused, and has woken up after another took the lock."""
+    path = opened(bucket)
+    with mirror.Mirror(path, print) as kept:
+        log, metrics = path / "metrics.jsonl", "metrics/00000.jsonl"
+        log.write_text("1\n")
+        kept.put()
+        below(bucket).put(metrics, b"0\n")
+        log.write_text("1\n2\n")
+        kept.put()
+        assert below(bucket).get(metrics) == b"1\n2\n"
+
+
+def test_a_checkpoint_that_a_paused_writer_finished_is_replaced(bucket):
+    """All but its manifest, after another process has looked for checkpoints."""
+    path = opened(bucket)
+    with mirror.Mirror(path, print) as kept:
+        ours, paused = (Checkpoints(path / "checkpoints", 2, print, kept.lease) for _ in range(2))
+        with ours:
+            assert ours.restore({"params": {"w": np.zeros(3)}}) is None
+            with paused:
+                paused.save(Meta(4), {"params": {"w": np.ones(3)}})
+            below(bucket).delete(["checkpoints/4/manifest.json"])
+            ours.save(Meta(4), {"params": {"w": np.zeros(3)}})
+        with ours:
+            assert not ours.restore({"params": {"w": np.zeros(3)}}).items["params"]["w"].any()
+
+
 @pytest.mark.grid
 def test_no_checkpoint_though_the_metrics_say_so(run, experiment, console):
     below(run).delete(names(run, "checkpoints/"))
@@ -339,9 +367,9 @@ def test_a_paused_writer_that_wakes_up_stops(bucket, text):
             until(other, "compiling the training step")
             paused.send_signal(signal.SIGCONT)
             said = paused.stdout.readlines()
-            other.stdout.readlines()
+            theirs = other.stdout.readlines()
     assert paused.returncode == 3
-    assert other.returncode == 0
+    assert other.returncode == 0, theirs[-3:]
     assert said[-1].startswith("hyena-jax: error: ")
     assert f"{bucket} was taken over by another process" in said[-1]
     assert steps(bucket)[:2] == [40, 38]

@@ -175,11 +175,12 @@ class Mirror:
         if len(data) != at.size:
             try:
                 found = self._bucket.put(f"{prefix}{at.number:05d}{ending}", data, at.generation)
-            except Refused as error:
-                raise Lost(f"{error}; this one stops, and writes no more") from error
-            except OSError:  # it may have been put all the same: the next time looks
+            except (Refused, OSError) as error:  # it may have been put all the same: the next time looks
                 self._growing.pop(prefix, None)
-                raise
+                if not isinstance(error, Refused):
+                    raise
+                self.lease.check()  # still ours: it was the last request of a writer that had been paused
+                return self._put_growing(path, prefix, ending, whole)
             at = at._replace(size=len(data), generation=found.generation)
         if len(data) >= SEALED:
             at = at._replace(offset=at.offset + len(data), number=at.number + 1, size=0, generation=ABSENT)
