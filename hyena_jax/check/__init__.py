@@ -59,6 +59,10 @@ def cases() -> dict[str, Check]:
     found = dict(operator_cases(platform)) | dict(training_cases())
     mixers = {name: make() for name, make in MIXER_CONFIGS.items()}
     mixers |= {f"filter: {name}": FIRConfig(filter=make()) for name, make in FILTER_CONFIGS.items()}
+    for name, config in [*mixers.items()]:
+        for field, value in (("causal", False), ("bidirectional", True)):
+            if field in config.__dataclass_fields__:
+                mixers[f"{name}, not causal"] = replace(config, **{field: value})
     for name, config in mixers.items():
         if hasattr(config, "window"):  # shorter than the rows
             config = replace(config, window=WINDOW)

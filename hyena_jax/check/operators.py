@@ -6,10 +6,13 @@ Axes: B batch, L length, D and C channels, H heads.
 from collections.abc import Iterator
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.check.facts import Check, against_oracle
-from hyena_jax.ops import long_conv
+from hyena_jax.benchmark.verify import relative_error
+from hyena_jax.check.facts import Check, Fact, against_oracle
+from hyena_jax.ops import long_conv, online_conv
 from hyena_jax.ops.attention import Visible, plain_attention
 from hyena_jax.ops.delta_rule import delta_rule
 from hyena_jax.ops.fast.blocked_attention import BLOCK_ROWS, cpu_attention
@@ -45,6 +48,10 @@ def operator_cases(platform: str) -> Iterator[tuple[str, Check]]:
     if on["tpu"]:
         form = partial(fused_conv, **options)
         yield "fused_conv", partial(against_oracle, form, _convolution, (u, h))
+
+    for block_len in (None, 48):
+        name = "online_conv" if block_len is None else f"online_conv in blocks of {block_len}"
+        yield name, partial(_decoded_with_tiles, u[:, :2], h, block_len)
 
     rows = np.float32(rng.uniform(0.5, 1, (2, 67, 37))), normal(2, 67, 37), normal(2, 37)
     kernels = [kernel for kernel in (gpu_recurrence, tpu_recurrence) if on[kernel.__name__[:3]]]
@@ -87,6 +94,29 @@ def operator_cases(platform: str) -> Iterator[tuple[str, Check]]:
 def _convolution(u: np.ndarray, h: np.ndarray) -> np.ndarray:
     """u [C, B, L] and h [C, 1, L]: the rows of a channel have its filter."""
     return convolution.long_conv(u.swapaxes(0, 1), h[:, 0], np.zeros(len(u))).swapaxes(0, 1)
+
+
+def _decoded_with_tiles(u: np.ndarray, h: np.ndarray, block_len: int | None) -> Iterator[Fact]:
+    """Steps over u [C, 2, L], of which one row begins later, beside the convolution of each block."""
+    first, length = np.array([0, 5], np.int32), u.shape[-1]
+    u = np.where(np.arange(length) < first[:, None], 0, u)
+    expected, size = np.zeros(u.shape), block_len or length
+    for row, begin in enumerate(first):
+        for block in (slice(at, min(at + size, length)) for at in range(begin, length, size)):
+            part = u[:, row : row + 1, block]
+            expected[:, row : row + 1, block] = _convolution(part, h[..., : part.shape[-1]])
+    taps = online_conv.filter_taps(jnp.asarray(h[:, 0]), None, block_len)
+    empty = online_conv.no_inputs(taps, 2, len(u))
+    history = online_conv.open_tiles(online_conv.History(taps, jnp.zeros((), int), first, empty, None))
+    step, absorb = jax.jit(online_conv.step), jax.jit(online_conv.absorb, static_argnums=1)
+    found = []
+    for t in range(length):
+        y, inputs = step(history, u[..., t : t + 1])
+        history = history._replace(position=history.position + 1, inputs=inputs)
+        if tile := online_conv.due_size(t + 1):
+            history = absorb(history, tile)
+        found.append(y)
+    yield Fact("decoding", relative_error(np.concatenate(found, axis=-1), expected))
 
 
 def _delta_rule_arrays(rng: np.random.Generator, by_channel: bool) -> tuple[np.ndarray, ...]:

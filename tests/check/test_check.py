@@ -16,6 +16,7 @@ from hyena_jax import check, cli
 from hyena_jax.check.facts import BOUNDS, Fact, against_oracle
 from hyena_jax.check.training import training_cases
 from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS
+from hyena_jax.ops import online_conv
 from hyena_jax.training import step
 
 
@@ -60,9 +61,18 @@ def test_every_mixer_config_and_layout_has_a_case():
     names = check.cases().keys()
     assert names >= MIXER_CONFIGS.keys() | {f"filter: {name}" for name in FILTER_CONFIGS}
     assert {"fused_conv", "gpu_recurrence", "fused_delta_rule with decays of each channel"} <= names
+    not_causal = {name.partition(",")[0] for name in names if name.endswith(", not causal")}
+    assert not_causal == {"hyena", "gated_hyena", "attention", "fastmax"}
     assert {"training: pmap over 4 devices", "training: fsdp 4", "training: data 2 x sequence 2"} <= names
     blocks = {name.removeprefix("model: ") for name in names if name.startswith("model: ")}
     assert {"griffin", "olmo_hybrid", "images", "griffin:recurrentgemma_2b"} <= blocks
+
+
+@pytest.mark.parametrize("name", ["online_conv", "online_conv in blocks of 48"])
+def test_tiles_that_come_too_late_are_found(name, monkeypatch):
+    assert errors(check.cases()[name])["decoding"].holds
+    monkeypatch.setattr(online_conv, "due_size", lambda n: 0)
+    assert not errors(check.cases()[name])["decoding"].holds
 
 
 @pytest.mark.parametrize("name", ["attention", *in_grid("hawk", "fir")])
