@@ -126,7 +126,8 @@ class Flags:
     """`here` is a size for two CPU cores, `paper` the setting of the source, for an accelerator."""
     only: tuple[str, ...] = ()
     """Names of groups, or settings such as `pattern=hyena`: these groups, or those with one of the settings,
-    are trained, in a part of `workdir` of their own; all others keep their results."""
+    are trained, in a part of `workdir` of their own, at the rates that were found before; all others keep
+    their results."""
     jobs: int = 1
     """Runs that are trained at the same time."""
     minutes: float | None = None
@@ -164,7 +165,7 @@ def run(study: Study, workdir: Path, jobs: int, quick: bool, only: Sequence[str]
     if kept is not None and kept["digest"] != digest(study, kept["runs"]):
         raise UserError(f"{study.folder.name}/results.json is of other settings; train all, without --only")
     command = [*study.command, *(["--only", *only] if only else []), "--jobs", str(jobs)]
-    known = {} if kept is None else searches_of(kept, groups)
+    known = {} if kept is None else searches_of(kept)
     results = {"command": shlex.join(command), **protocol.measure(study, workdir, jobs, groups, known)}
     if kept is not None:
         results = joined(kept, results)
@@ -203,12 +204,12 @@ def results_of(study: Study) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def searches_of(kept: Mapping[str, Any], groups: Collection[str]) -> dict[str, dict[float, float | None]]:
-    """The losses by learning rate in kept results, of all groups that are not in `groups`."""
+def searches_of(kept: Mapping[str, Any]) -> dict[str, dict[float, float | None]]:
+    """The losses by learning rate in kept results."""
     return {
         group: {float(rate): loss for rate, loss in searched["losses"].items()}
         for group, searched in kept.get("search", {}).items()
-        if group not in groups and "losses" in searched
+        if "losses" in searched
     }
 
 
@@ -220,8 +221,8 @@ def joined(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         {**one, "groups": [name for name in one["groups"] if name not in groups]}
         for one in kept.get("later", [])
     ]
-    parts = {}
-    for part in ("search", "runs", "longer"):  # of a group that is made anew nothing old stays
+    parts = {"search": {**kept.get("search", {}), **new["search"]}}
+    for part in ("runs", "longer"):  # of a group that is made anew nothing old stays
         others = {name: row for name, row in kept.get(part, {}).items() if without_seed(name) not in groups}
         parts[part] = {**others, **new[part]}
     of_commands = [*(one for one in earlier if one["groups"]), later]
