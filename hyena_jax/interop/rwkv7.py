@@ -92,14 +92,11 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> LanguageModelConfig:
 def from_settings(settings: Settings) -> LanguageModelConfig:
     """The model that a `config.json` describes."""
     settings.require("model_type", "rwkv7")
-    for name, only in (
-        ("hidden_act", "sqrelu"),
-        ("norm_first", True),
-        ("norm_bias", True),
-        ("attn", None),
-        ("tie_word_embeddings", False),
-    ):
-        settings.require(name, only)
+    settings.require("hidden_act", "sqrelu")
+    settings.require("norm_first", True)
+    settings.require("norm_bias", True)
+    settings.require("attn", None)
+    settings.require("tie_word_embeddings", False)
     d_model = settings.size("hidden_size", most=MAX_CHANNELS)
     n_layers = settings.size("num_hidden_layers", most=MAX_LAYERS)
     widths = settings.get("value_dim", d_model)

@@ -90,20 +90,17 @@ def _from_settings(settings: Settings, options: Options, window_shift: float) ->
     settings.require("attn_layer_idx", None, [])
     settings.require("max_position_embeddings", 0)
     layer.require("_name_", "hyena", None)
-    for name, only in (
-        ("num_heads", 1),
-        ("inner_factor", 1),
-        ("num_blocks", 1),
-        ("outer_mixing", False),
-        ("post_order_ffn", False),
-        ("activation", "id"),
-        ("bidirectional", False),
-        ("normalized", False),
-        ("filter_cls", "hyena-filter"),
-        ("bias", True),
-        ("train_freq", True),
-    ):
-        layer.require(name, only)
+    layer.require("num_heads", 1)
+    layer.require("inner_factor", 1)
+    layer.require("num_blocks", 1)
+    layer.require("outer_mixing", False)
+    layer.require("post_order_ffn", False)
+    layer.require("activation", "id")
+    layer.require("bidirectional", False)
+    layer.require("normalized", False)
+    layer.require("filter_cls", "hyena-filter")
+    layer.require("bias", True)
+    layer.require("train_freq", True)
     length = layer.size("l_max", most=MAX_POSITIONS)
     refuse_max_len(options, length)
     order, d_model = layer.size("order", 2), settings.size("d_model", most=MAX_CHANNELS)

@@ -43,20 +43,17 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
 
 
 def _from_settings(settings: Settings, options: Options) -> LanguageModelConfig:
-    for name, only in (
-        ("interleave", True),
-        ("column_split", True),
-        ("column_split_hyena", False),
-        ("hyena_flip_x1x2", False),
-        ("proj_groups", 1),
-        ("final_norm", True),
-        ("tie_embeddings", True),
-        ("short_filter_bias", False),
-        ("qkv_proj_bias", False),
-        ("mlp_activation", "gelu"),
-        ("smeared_gqa", False),
-    ):
-        settings.require(name, only)
+    settings.require("interleave", True)
+    settings.require("column_split", True)
+    settings.require("column_split_hyena", False)
+    settings.require("hyena_flip_x1x2", False)
+    settings.require("proj_groups", 1)
+    settings.require("final_norm", True)
+    settings.require("tie_embeddings", True)
+    settings.require("short_filter_bias", False)
+    settings.require("qkv_proj_bias", False)
+    settings.require("mlp_activation", "gelu")
+    settings.require("smeared_gqa", False)
     for name in ("interleave", "column_split_hyena"):
         settings.get(name)  # must be there: without it vortex takes the other value
     settings.require("long_fir_threshold", None)
