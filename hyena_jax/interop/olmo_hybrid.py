@@ -13,15 +13,7 @@ from hyena_jax.config import AttentionConfig, GatedDeltaConfig, LanguageModelCon
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.interop.family import Options, Settings, Source, Table, blocks, settings_of
 from hyena_jax.interop.tensors import Tensor, Tensors
-from hyena_jax.interop.transforms import (
-    Transform,
-    attention_sizes,
-    less_one,
-    qkv,
-    same,
-    taps,
-    transposed,
-)
+from hyena_jax.interop.transforms import Transform, attention_sizes, less_one, qkv, same, taps, transposed
 from hyena_jax.system.errors import UserError, printable, require
 
 BOS = None

@@ -11,13 +11,7 @@ from hyena_jax.config import LanguageModelConfig
 from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
 from hyena_jax.mixers.layers import make_norm
-from hyena_jax.models.blocks import (
-    activation_dtype,
-    apply_blocks,
-    decode_blocks,
-    init_states,
-    make_blocks,
-)
+from hyena_jax.models.blocks import activation_dtype, apply_blocks, decode_blocks, init_states, make_blocks
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.initializers import initializers
