@@ -62,9 +62,8 @@ class LanguageModel(nn.Module):
         n_rows = -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
         self.embedding = nn.Embed(n_rows, config.d_model, dtype=dtype, embedding_init=init.embedding)
         if config.learned_positions:
-            self.positions = self.param(
-                "positions", init.embedding, (config.max_len, config.d_model), jnp.float32
-            )
+            shape = config.max_len, config.d_model
+            self.positions = self.param("positions", init.embedding, shape, jnp.float32)
         if config.embedding_norm != "none":
             self.embedding_norm = make_norm(config.embedding_norm, dtype, config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
