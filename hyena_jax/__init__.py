@@ -39,7 +39,7 @@ _MOVED = {
     "inspect.memory": "inspect.mixers",
     "inspect.reach": "inspect.mixers",
     "inspect.subject": "inspect.content",
-    "interop.card": "interop.transformers_folder",
+    "interop.card": "cli.export",
     "interop.settings": "interop.family",
     "layout": "ops.forms",
     "mixers.annotated_hyena": "mixers.hyena",

@@ -20,7 +20,7 @@ from hyena_jax.data.tokenizers import Tokenizer, decode_after, is_tokenizer
 from hyena_jax.generation import decoding
 from hyena_jax.generation.decoding import Continuation, Request
 from hyena_jax.generation.programs import note_recomputation
-from hyena_jax.generation.prompts import OnFull, encode_prompt, stops
+from hyena_jax.generation.prompts import OnFull, encode, stops
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.scoring.score import Embedding, Likelihood, Pool, Scoring, plan_scoring
 from hyena_jax.system.errors import as_printed, require
@@ -179,7 +179,9 @@ class LoadedRun:
 
     def _encoded(self, prompts: str | Sequence[Prompt]) -> list[np.ndarray]:
         return [
-            encode_prompt(self.tokenizer, prompt) if isinstance(prompt, str) else np.asarray(prompt)
+            encode(self.tokenizer, prompt, "prompt", at_start=True)
+            if isinstance(prompt, str)
+            else np.asarray(prompt)
             for prompt in ([prompts] if isinstance(prompts, str) else prompts)
         ]
 

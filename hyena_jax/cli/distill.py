@@ -110,7 +110,8 @@ class Distill(OfRun):
         console.print(f"distilling {self.workdir}, step {run.step}")
         n_parts = 1 + len(filters) * (1 + len(state_sizes)) + len(state_sizes)
         with bar("distilling", n_parts, console) as advance:
-            before, spectra = model.evaluate_original(original, self.batch_size), []
+            before = model.evaluate(original, experiment, run.params, self.batch_size)
+            spectra = []
             advance()
             for of_layer in filters:  # to twice the largest state size
                 spectra.append(model.spectra(of_layer, 2 * max(state_sizes), self.seed))

@@ -1,5 +1,6 @@
 """`hyena-jax export`: the parameters of a run, as a safetensors file or as a folder for transformers."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 from hyena_jax import config
 from hyena_jax.cli.base import OfRun, note, say
 from hyena_jax.config import Experiment, ImagesConfig, ShardsConfig, TaskConfig, TextConfig, TokensConfig
+from hyena_jax.config.models import NORM_EPS
 from hyena_jax.system.errors import require
 from hyena_jax.system.files import require_free
 from hyena_jax.system.startup import start_jax
 
 if TYPE_CHECKING:
     from hyena_jax.api import LoadedRun
-
 
 LOSS = "validation/loss"
 
@@ -79,22 +80,31 @@ def _loss_unit(experiment: Experiment) -> str:
 
 
 def _card(run: "LoadedRun", license_name: str) -> str:
-    from hyena_jax.interop.transformers_folder import Facts, card
+    """The model card as Markdown, with the header that Hugging Face reads."""
     from hyena_jax.system.machine import describe_machine, describe_versions
     from hyena_jax.system.trees import n_entries
 
     losses = [row[LOSS] for row in run.metrics() if row["step"] == run.step and LOSS in row]
-    return card(
-        run.workdir.resolve().name,
-        Facts(
-            config=config.encode(run.experiment),
-            step=run.step,
-            n_parameters=n_entries(run.params),
-            fingerprint=run.folder.fingerprint,
-            loss=losses[-1] if losses else None,
-            loss_unit=_loss_unit(run.experiment),
-            machine=describe_machine(),
-            versions=describe_versions(),
-            license=license_name,
-        ),
-    )
+    loss = "not measured"
+    if losses and losses[-1] is not None:
+        loss = f"{losses[-1]:.6g} {_loss_unit(run.experiment)}".rstrip()
+    experiment, machine = config.encode(run.experiment), describe_machine()
+    model = experiment["model"]
+    norms = {model.get(place) for place in ("norm", "final_norm", "embedding_norm")}
+    kinds = {kind: model.get("norm_eps") or eps for kind, eps in NORM_EPS.items() if kind in norms}
+    rows = {
+        "parameters": f"{n_entries(run.params):,}",
+        "epsilon of its norms": ", ".join(f"{kind} {eps:g}" for kind, eps in kinds.items()) or "no norms",
+        "step": f"{run.step:,}",
+        "validation loss": loss,
+        "data fingerprint (SHA-256)": f"`{run.folder.fingerprint}`",
+        "exported on": f"{machine['devices']} x {machine['device']}, {machine['system']}",
+        "versions": ", ".join(f"{package} {version}" for package, version in describe_versions().items()),
+        "license": license_name,
+    }
+    head = ["---", f"license: {json.dumps(license_name)}", "tags:", "- hyena_jax", "---", ""]
+    title = [f"# {run.workdir.resolve().name}", ""]
+    table = ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items()), ""]
+    about = ["The hardware of the training is not recorded. The experiment:", ""]
+    code = ["```json", json.dumps(experiment, indent=2), "```", ""]
+    return "\n".join([*head, *title, *table, *about, *code])

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from hyena_jax.api import LoadedRun
     from hyena_jax.data.tokenizers import Tokenizer
     from hyena_jax.generation.decoding import Continuation, Prefilled
-    from hyena_jax.generation.programs import Chunk
 
 # Most continuations at once: they are computed together and printed when all are done.
 MAX_ROWS = 4096
@@ -80,7 +79,7 @@ class Generate(OfRun):
 
         from hyena_jax.api import load_run
         from hyena_jax.generation.decoding import continuations, generate, proceed
-        from hyena_jax.generation.prompts import encode_prompt
+        from hyena_jax.generation.prompts import encode
         from hyena_jax.generation.sample import stream
         from hyena_jax.generation.sampling import SamplingRule
         from hyena_jax.system.output import bar
@@ -90,7 +89,7 @@ class Generate(OfRun):
         stop = [re.sub(r"\\([nt\\])", lambda found: ESCAPES[found[1]], text) for text in self.stop]
         request = run.request(self.max_new_tokens, rule, stop, self.seed, self.num_samples, self.on_full)
         if self.load_state is None and self.save_state is None:
-            read = [encode_prompt(run.tokenizer, prompt) for prompt in self.prompt]
+            read = [encode(run.tokenizer, prompt, "prompt", at_start=True) for prompt in self.prompt]
             chunks = generate(run.decoder, run.params, read, request)
         else:
             prefilled = self._prefilled(run)
@@ -98,8 +97,12 @@ class Generate(OfRun):
         if len(read) * self.num_samples == 1 and self.output is None:
             stream(run.tokenizer, read[0], chunks)
             return 0
+        drawn = []
         with bar("generating", request.n_tokens) as advance:
-            rows = continuations(_counted(chunks, advance))
+            for chunk in chunks:
+                drawn.append(chunk)
+                advance(chunk.tokens.shape[1])
+        rows = continuations(drawn)
         starts = [prompt for prompt in read for _ in range(self.num_samples)]
         rows = rows or [None] * len(starts)
         if self.output is not None:  # before anything is printed, which may fail
@@ -115,14 +118,13 @@ class Generate(OfRun):
         """The state after the prompts, which continue --load-state; written to --save-state, if given."""
         from hyena_jax.generation import saved_state
         from hyena_jax.generation.decoding import prefill
-        from hyena_jax.generation.prompts import encode, encode_prompt
+        from hyena_jax.generation.prompts import encode
 
-        origin = saved_state.origin(run.experiment.model, run.params)
-        if self.load_state is None:
-            prompts = [encode_prompt(run.tokenizer, prompt) for prompt in self.prompt]
+        origin, is_new = saved_state.origin(run.experiment.model, run.params), self.load_state is None
+        prompts = [encode(run.tokenizer, prompt, "prompt", at_start=is_new) for prompt in self.prompt]
+        if is_new:
             prefilled = prefill(run.decoder, run.params, prompts)
         else:  # prompts go on where others ended
-            prompts = [encode(run.tokenizer, prompt, "prompt") for prompt in self.prompt]
             prefilled = saved_state.load_state(self.load_state, run.decoder, run.params, origin)
             count = len(prefilled.read)
             most = f"at most {MAX_ROWS // count} for the {count} prompts of the state"
@@ -151,9 +153,3 @@ class Generate(OfRun):
             }
             lines.append(json.dumps(line, ensure_ascii=False))
         files.write_text(self.output, "\n".join(lines) + "\n", is_new=True)
-
-
-def _counted(chunks: "Iterator[Chunk]", advance: Callable[[int], None]) -> "Iterator[Chunk]":
-    for chunk in chunks:
-        advance(chunk.tokens.shape[1])
-        yield chunk

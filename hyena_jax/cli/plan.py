@@ -77,7 +77,10 @@ class Plan(OfConfig):
             if target.chip.platform == "tpu":
                 try:
                     other = make_plan(with_other_kernels(experiment, target), target, limits, whole)
-                    presentation.print_other(other, console)
+                    kernels = "with" if other.kernels else "without"
+                    console.print(f"\n{kernels} Pallas kernels, which would not run")
+                    for line in presentation.speeds(other):
+                        console.print(line)
                 except (DoesNotCompile, Unfinished) as error:
                     console.print(
                         f"with the other kernels the step does not compile: {error}", soft_wrap=True

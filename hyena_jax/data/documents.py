@@ -135,8 +135,6 @@ def _cut(data: mmap.mmap, at: int) -> int:
     After a newline between two printable ASCII characters, where the usual tokenizers begin a new piece, so
     that the text is encoded as if it had not been cut; else after any newline; else before a character.
     """
-    if at >= len(data):
-        return len(data)
     last = min(at + SEARCHED, len(data))
     for pattern in (rb"(?<=[!-~])\n(?=[!-~])", rb"\n"):
         if found := re.compile(pattern).search(data, max(at - 1, 0), last):
@@ -148,8 +146,6 @@ def _cut(data: mmap.mmap, at: int) -> int:
 
 def _next_line(data: mmap.mmap, at: int) -> int:
     """The start of the first line at `at` or after it."""
-    if at >= len(data):
-        return len(data)
     found = data.find(b"\n", at - 1)
     return len(data) if found < 0 else found + 1
 

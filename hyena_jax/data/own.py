@@ -21,7 +21,7 @@ import numpy as np
 from hyena_jax.data.images import ImageSet, Labelled, Normalization, image_set
 from hyena_jax.data.rows import Rows, from_rows
 from hyena_jax.data.text import Corpus
-from hyena_jax.data.tokenizers import IdsTokenizer, Tokenizer, as_kept
+from hyena_jax.data.tokenizers import Tokenizer, as_kept
 from hyena_jax.data.tokens import as_tokens, described, token_corpus
 from hyena_jax.system.errors import require
 
@@ -52,11 +52,8 @@ def from_tokens(
         cut = int(len(train) * 0.9)
         train, held_out = train[:cut], train[cut:]
     held_out = as_tokens("held_out", held_out)
-
-    def make_tokenizer(least_size: int) -> Tokenizer:
-        return IdsTokenizer(least_size) if tokenizer is None else as_kept(tokenizer)
-
-    return token_corpus(train, held_out, seq_len, make_tokenizer, source)
+    kept = None if tokenizer is None else as_kept(tokenizer)
+    return token_corpus(train, held_out, seq_len, kept, source)
 
 
 def from_images(

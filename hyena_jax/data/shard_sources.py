@@ -60,7 +60,7 @@ def open_sources(argument: str, entries: Sequence[str], config: ShardsConfig) ->
                 of_files.setdefault(folder, []).append(last)
             else:
                 folder, last = (folder, last) if last.endswith(".json") else (one, INDEX)
-                found.setdefault(name, []).append(_of_index(argument, folder, last, config))
+                found.setdefault(name, []).append(_of_index(argument, folder, last))
         for folder, files in of_files.items():
             found.setdefault(name, []).append(_of_files(argument, folder, files, config))
     return found
@@ -82,7 +82,7 @@ def _matching(argument: str, path: str) -> list[str]:
     return sorted(found)
 
 
-def _of_index(argument: str, folder: str, name: str, config: ShardsConfig) -> Source:
+def _of_index(argument: str, folder: str, name: str) -> Source:
     objects = Objects(folder, argument)
     data = objects.read(name)
     if data is None:

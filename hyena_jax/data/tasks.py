@@ -40,13 +40,7 @@ LABELS = {
 
 def load_task(config: TaskConfig, encoding: None = None) -> "TaskRows":
     """The rows of a registered task: see `register_task`."""
-    return task_rows(TASKS[type(config)], config)
-
-
-def task_rows(task: Task, config: TaskConfig) -> "TaskRows":
-    """The rows of any task."""
-    choose("metric", task.metric, LABELS)
-    return TaskRows(task, config)
+    return TaskRows(TASKS[type(config)], config)
 
 
 def draw_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) -> Row:
@@ -107,6 +101,9 @@ class TaskRows(Dataset):
     config: TaskConfig
 
     kind, unit = "task", "answer"
+
+    def __post_init__(self) -> None:
+        choose("metric", self.task.metric, LABELS)
 
     @property
     def inputs(self) -> str:

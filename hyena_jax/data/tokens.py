@@ -6,7 +6,7 @@ Shapes: n tokens.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,29 +38,25 @@ def load_tokens(config: TokensConfig, tokenizer: Tokenizer | None = None) -> Cor
         listed.append(_listed(config.validation_path, held_out))
         source = f"{source}, held out: {config.validation_path}"
     known = None if None in listed else listed
-
-    def make_tokenizer(least_size: int) -> Tokenizer:
-        if tokenizer is not None:
-            return tokenizer
-        if config.tokenizer_path is not None:
-            return read_bpe(config.tokenizer_path)
-        return IdsTokenizer(config.vocab_size or least_size)
-
-    return token_corpus(train, held_out, config.seq_len, make_tokenizer, source, known)
+    if tokenizer is None and config.tokenizer_path is not None:
+        tokenizer = read_bpe(config.tokenizer_path)
+    elif tokenizer is None and config.vocab_size is not None:
+        tokenizer = IdsTokenizer(config.vocab_size)
+    return token_corpus(train, held_out, config.seq_len, tokenizer, source, known)
 
 
 def token_corpus(
     train: np.ndarray,
     held_out: np.ndarray,
     seq_len: int,
-    make_tokenizer: Callable[[int], Tokenizer],
+    tokenizer: Tokenizer | None,
     source: str,
     known: Sequence[Shard] | None = None,
 ) -> Corpus:
     """Tokens to train on [n] and to evaluate on [m] as a data set; neither is copied.
 
     Args:
-      make_tokenizer: makes the tokenizer, given the least vocabulary size that holds all ids.
+      tokenizer: None shows ids as numbers, in the least vocabulary that holds all of them.
       known: the shards that the tokens are, as an index describes them; None reads all tokens.
     """
     if known is not None:
@@ -68,7 +64,7 @@ def token_corpus(
     else:
         largest = max(_largest_id("tokens to train on", train), _largest_id("held-out tokens", held_out))
     require(largest < MAX_SYMBOLS, "tokens", largest, f"ids below {MAX_SYMBOLS}")
-    tokenizer = make_tokenizer(max(2, largest + 1))
+    tokenizer = IdsTokenizer(max(2, largest + 1)) if tokenizer is None else tokenizer
     size = tokenizer.vocab_size
     require(largest < size, "tokens", largest, f"ids below the vocabulary's size {size}")
     check_lengths("stream of tokens", train, held_out, seq_len)

@@ -185,12 +185,6 @@ class Tried(NamedTuple):
     values: Values
 
 
-def evaluate_original(original: Original, batch_size: int) -> Values:
-    """The metrics of the run itself, computed like the distilled models' metrics; its kl is 0."""
-    model = models.build(original.experiment.model)
-    return _divergence((model, model), (original.params, original.params), original.data, batch_size)
-
-
 def spectra(filters: LongFilters, n_values: int, seed: int) -> Spectra:
     """Singular values of every channel: at least `n_values`, if there are as many."""
     alone = hankel.spectrum(filters.later, n_values, seed)
@@ -219,8 +213,7 @@ def distill(
         for layer in zip(original.filters, after, spectra, strict=True)
         for error in filter_errors(*layer, size)
     ]
-    both = [models.build(one.model) for one in (original.experiment, experiment)]
-    values = _divergence(both, (original.params, params), original.data, batch_size)
+    values = evaluate(original, experiment, params, batch_size)
     advance()
     return Tried(size, experiment, params, after, errors, values)
 
@@ -285,11 +278,11 @@ def kl_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(ratio) < 1, near, far).sum(-1)
 
 
-def _divergence(
-    both: Sequence[nn.Module], params: Sequence[optax.Params], data: Corpus, batch_size: int
-) -> Values:
-    """Metrics of the second model on all held-out tokens, and `kl`, the mean KL(first || second) in nats."""
+def evaluate(original: Original, experiment: Experiment, params: optax.Params, batch_size: int) -> Values:
+    """Metrics of a model on all held-out tokens, and `kl`, the mean KL(original || model) in nats."""
     strategy = parallel.make_strategy(ParallelConfig())
+    both = (models.build(one.model) for one in (original.experiment, experiment))
     step = strategy.map_eval_step(make_comparison_step(*both))
-    sums = sum_held_out(strategy, step, strategy.place(tuple(params)), data, batch_size)
-    return held_out_values(data, sums)
+    placed = strategy.place((original.params, params))
+    sums = sum_held_out(strategy, step, placed, original.data, batch_size)
+    return held_out_values(original.data, sums)

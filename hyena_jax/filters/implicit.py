@@ -10,12 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hyena_jax.config import (
-    CKConvFilterConfig,
-    ImplicitFilterConfig,
-    LookupFilterConfig,
-    SirenFilterConfig,
-)
+from hyena_jax.config import CKConvFilterConfig, ImplicitFilterConfig, LookupFilterConfig, SirenFilterConfig
 from hyena_jax.filters.long_filter import LongFilter, decay_rates, l1_normalized, relative_time
 from hyena_jax.ops.initializers import uniform_fan_in, uniform_within
 

@@ -9,7 +9,7 @@ model with logits [B, L, V] of tokens int [B, L] will do; if it or one of its mi
 recomputes its context for every token (`programs.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -140,7 +140,7 @@ def proceed(
     return _chunks(model, params, prefilled, request) if request.n_tokens else iter(())
 
 
-def continuations(chunks: Iterator[Chunk]) -> list[Continuation]:
+def continuations(chunks: Iterable[Chunk]) -> list[Continuation]:
     """The whole continuation of every row, up to its stop."""
     chunks = list(chunks)
     if not chunks:

@@ -25,20 +25,12 @@ Watch = Callable[[Sequence[int]], int | None]
 """watch(next tokens of a row) -> how many of them the row keeps if it ends; None if it continues."""
 
 
-def encode(tokenizer: "Tokenizer", text: str, name: str) -> np.ndarray:
-    """The ids of a text, int32 [n]; errors call it `name`."""
+def encode(tokenizer: "Tokenizer", text: str, name: str, at_start: bool = False) -> np.ndarray:
+    """The ids of a text, int32 [n], after the tokenizer's `bos` with `at_start`; errors call it `name`."""
     try:
-        return tokenizer.encode(text)
+        return encode_start(tokenizer, text) if at_start else tokenizer.encode(text)
     except UserError as error:
         raise UserError(f"{name} {text!r}: {error}") from error
-
-
-def encode_prompt(tokenizer: "Tokenizer", text: str) -> np.ndarray:
-    """The ids of a prompt, int32 [n], after the tokenizer's `bos`. Raises UserError if there are none."""
-    try:
-        return encode_start(tokenizer, text)
-    except UserError as error:
-        raise UserError(f"prompt {text!r}: {error}") from error
 
 
 def check_prompts(

@@ -2,14 +2,14 @@
 
 import re
 import reprlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hyena_jax.config import LanguageModelConfig
+from hyena_jax.config import LanguageModelConfig, MixerConfig
 from hyena_jax.config.checks import MAX_COUNT
 from hyena_jax.data.tokenizers import Tokenizer
 from hyena_jax.interop.tensors import Tensors
@@ -151,6 +151,16 @@ class Options(NamedTuple):
     window_shift: float | None = None
     window_of: Literal["deepmind", "transformers"] | None = None
 
+    def applied(self, model: LanguageModelConfig, max_len: int) -> LanguageModelConfig:
+        """The model with this dtype, and with this longest sequence; by default the family's `max_len`."""
+        return replace(model, max_len=max_len if self.max_len is None else self.max_len, dtype=self.dtype)
+
+    def refuse_windows(self, but: str = "") -> None:
+        """Refuses what is said about a window that another family has; `but` is the family's own."""
+        for name, family in (("window_shift", "hyenadna"), ("window_of", "recurrentgemma")):
+            value = getattr(self, name)
+            require(name == but or value is None, name, value, f"None: only {family} has such a window")
+
 
 @dataclass(frozen=True)
 class Table:
@@ -193,22 +203,10 @@ def settings_of(source: Path, options: Options, names: tuple[str, ...] = ("confi
     raise UserError(f"must be given: there is no {' or '.join(names)} next to the weights", "config")
 
 
-def max_len_of(options: Options, default: int) -> int:
-    """The longest sequence of the model: `--max-len`, or the family's default."""
-    return default if options.max_len is None else options.max_len
-
-
-def refuse_max_len(options: Options, fixed: int) -> None:
-    """Refuses another `--max-len` where filters are defined relative to it."""
-    allowed = f"{fixed}, of which the filters are functions"
-    require(options.max_len in (None, fixed), "max_len", options.max_len, allowed)
-
-
-def refuse_windows(options: Options, but: str = "") -> None:
-    """Refuses the options about a window that another family has; `but` is the family's own."""
-    for name, family in (("window_shift", "hyenadna"), ("window_of", "recurrentgemma")):
-        value = getattr(options, name)
-        require(name == but or value is None, name, value, f"None: only {family} has such a window")
+def blocks(model: LanguageModelConfig, prefix: str) -> Iterator[tuple[str, str, MixerConfig]]:
+    """Our name, theirs and the mixer of each block."""
+    for i in range(model.n_layers):
+        yield f"blocks_{i}", f"{prefix}.{i}", model.pattern[i % len(model.pattern)]
 
 
 def without_prefix(tensors: Tensors, prefix: str) -> Tensors:

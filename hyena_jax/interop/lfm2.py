@@ -1,12 +1,11 @@
 """LFM2 (2511.23404) of huggingface/transformers. Axes: D channels, F width of the MLP."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hyena_jax.config import AttentionConfig, HyenaConfig, LanguageModelConfig, MixerConfig, ShortFilterConfig
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
-from hyena_jax.interop.family import Options, Settings, Source, Table, max_len_of, refuse_windows, settings_of
+from hyena_jax.interop.family import Options, Settings, Source, Table, blocks, settings_of
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import (
     Transform,
@@ -26,11 +25,10 @@ ENDS = {"eos_token_id": 7, "pad_token_id": 0}
 
 def read(source: Path, tensors: Tensors, options: Options) -> Source:
     """The model in a folder of `transformers`."""
-    refuse_windows(options)
+    options.refuse_windows()
     settings = settings_of(source, options)
     model = from_settings(settings)
-    max_len = max_len_of(options, settings.size("max_position_embeddings", 128_000))
-    model = replace(model, max_len=max_len, dtype=options.dtype)
+    model = options.applied(model, settings.size("max_position_embeddings", 128_000))
     return Source(model, transformers_table(model), tensors, bos=settings.values.get("bos_token_id", BOS))
 
 
@@ -128,11 +126,10 @@ def transformers_table(model: LanguageModelConfig) -> Table:
         "embedding/embedding": same("model.embed_tokens.weight"),
         "final_norm/scale": less_one("model.embedding_norm.weight"),
     }
-    for i in range(model.n_layers):
-        ours, theirs = f"blocks_{i}", f"model.layers.{i}"
+    for ours, theirs, mixer in blocks(model, "model.layers"):
         found[f"{ours}/mixer_norm/scale"] = less_one(f"{theirs}.operator_norm.weight")
         found[f"{ours}/mlp_norm/scale"] = less_one(f"{theirs}.ffn_norm.weight")
-        found |= _mixer(model.pattern[i % len(model.pattern)], f"{ours}/mixer", theirs, model.d_model)
+        found |= _mixer(mixer, f"{ours}/mixer", theirs, model.d_model)
         for part, name in (("gate_proj", "w1"), ("in_proj", "w3"), ("out_proj", "w2")):
             found[f"{ours}/mlp/{part}/kernel"] = transposed(f"{theirs}.feed_forward.{name}.weight")
     return Table(found, copies={"lm_head.weight": "model.embed_tokens.weight"})

@@ -4,7 +4,6 @@ Axes: D channels, H heads of queries and keys, G heads of values, K channels of 
 """
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,9 @@ import numpy as np
 
 from hyena_jax.config import AttentionConfig, GatedDeltaConfig, LanguageModelConfig, MixerConfig
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
-from hyena_jax.interop.family import Options, Settings, Source, Table, max_len_of, refuse_windows, settings_of
+from hyena_jax.interop.family import Options, Settings, Source, Table, blocks, settings_of
 from hyena_jax.interop.tensors import Tensor, Tensors
-from hyena_jax.interop.transforms import (
-    Transform,
-    attention_sizes,
-    less_one,
-    qkv,
-    same,
-    taps,
-    transposed,
-)
+from hyena_jax.interop.transforms import Transform, attention_sizes, less_one, qkv, same, taps, transposed
 from hyena_jax.system.errors import UserError, printable, require
 
 BOS = None
@@ -44,11 +35,10 @@ NORM_EPS = 1e-5
 
 def read(source: Path, tensors: Tensors, options: Options) -> Source:
     """The model in a folder of `transformers`, by any of the names that such files have."""
-    refuse_windows(options)
+    options.refuse_windows()
     settings = settings_of(source, options)
     model = from_settings(settings)
-    max_len = max_len_of(options, settings.size("max_position_embeddings", 65_536))
-    model = replace(model, max_len=max_len, dtype=options.dtype)
+    model = options.applied(model, settings.size("max_position_embeddings", 65_536))
     table = transformers_table(model)
     return Source(model, table, _renamed(tensors), bos=settings.values.get("bos_token_id", BOS))
 
@@ -222,9 +212,7 @@ def transformers_table(model: LanguageModelConfig) -> Table:
         "embedding/embedding": same("model.embed_tokens.weight"),
         "final_norm/scale": less_one("model.norm.weight"),
     }
-    for i in range(model.n_layers):
-        ours, theirs = f"blocks_{i}", f"model.layers.{i}"
-        mixer = model.pattern[i % len(model.pattern)]
+    for ours, theirs, mixer in blocks(model, "model.layers"):
         before = isinstance(mixer, GatedDeltaConfig)
         first = "input_layernorm" if before else "post_attention_layernorm"
         second = "post_attention_layernorm" if before else "post_feedforward_layernorm"

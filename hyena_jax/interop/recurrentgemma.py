@@ -3,7 +3,6 @@
 Axes: D channels, W recurrence width, H heads, which are also the blocks of the gates, F width of the MLP.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,7 @@ import numpy as np
 
 from hyena_jax.config import HawkConfig, LanguageModelConfig, LocalAttentionConfig
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
-from hyena_jax.interop.family import (
-    Options,
-    Settings,
-    Source,
-    Table,
-    max_len_of,
-    refuse_windows,
-    settings_of,
-    without_prefix,
-)
+from hyena_jax.interop.family import Options, Settings, Source, Table, blocks, settings_of, without_prefix
 from hyena_jax.interop.tensors import Tensors, is_orbax, metadata_of
 from hyena_jax.interop.transforms import (
     Transform,
@@ -52,7 +42,7 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
     ones, as with our `window`; transformers 5 shows it one less, which no file says: see
     `Options.window_of`.
     """
-    refuse_windows(options, but="window_of")
+    options.refuse_windows(but="window_of")
     note = None
     if source.is_dir() and is_orbax(source):
         require(options.config is None, "config", str(options.config), "None: an Orbax folder has its shapes")
@@ -67,7 +57,7 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
         model, bos = from_settings(settings), settings.values.get("bos_token_id", BOS)
         model, note = _with_window(source, model, options.window_of)
         table = transformers_table
-    model = replace(model, max_len=max_len_of(options, TRAINED_LEN), dtype=options.dtype)
+    model = options.applied(model, TRAINED_LEN)
     return Source(model, table(model), tensors, bos=bos, note=note)
 
 
@@ -224,23 +214,21 @@ def transformers_table(model: LanguageModelConfig) -> Table:
     d_model, found = model.d_model, {}
     found["embedding/embedding"] = same("model.embed_tokens.weight")
     found["final_norm/scale"] = same("model.final_norm.weight")  # this family, too, stores factors less 1
-    for ours, theirs, mixer in _blocks(model, "model.layers"):
+    for ours, theirs, mixer in blocks(model, "model.layers"):
         found[f"{ours}/mixer_norm/scale"] = same(f"{theirs}.temporal_pre_norm.weight")
         found[f"{ours}/mlp_norm/scale"] = same(f"{theirs}.channel_pre_norm.weight")
         block = f"{theirs}.temporal_block"
         if isinstance(mixer, HawkConfig):
-            width, blocks = mixer.width or d_model, mixer.gate_blocks
-            branches = (f"{block}.linear_y", f"{block}.linear_x")
-            found[f"{ours}/mixer/in_proj/kernel"] = columns(_ends(branches, "weight"), (width, width))
-            found[f"{ours}/mixer/in_proj/bias"] = joined(_ends(branches, "bias"), (width, width))
+            width = mixer.width or d_model
+            gates = mixer.gate_blocks, width // mixer.gate_blocks
+            found[f"{ours}/mixer/in_proj/kernel"] = columns(_branches(block, "weight"), (width, width))
+            found[f"{ours}/mixer/in_proj/bias"] = joined(_branches(block, "bias"), (width, width))
             found[f"{ours}/mixer/short_taps"] = taps(f"{block}.conv_1d.weight")
             found[f"{ours}/mixer/short_bias"] = same(f"{block}.conv_1d.bias")
             found[f"{ours}/mixer/rate"] = same(f"{block}.rg_lru.recurrent_param")
             for gate, name in (("recurrence_gate", "recurrent_gate"), ("input_gate", "input_gate")):
                 found[f"{ours}/mixer/{gate}/kernel"] = same(f"{block}.rg_lru.{name}_weight")
-                found[f"{ours}/mixer/{gate}/bias"] = reshaped(
-                    f"{block}.rg_lru.{name}_bias", (blocks, width // blocks), (width,)
-                )
+                found[f"{ours}/mixer/{gate}/bias"] = reshaped(f"{block}.rg_lru.{name}_bias", gates, (width,))
             found |= dense(f"{ours}/mixer/out_proj", f"{block}.linear_out")
         else:
             found[f"{ours}/mixer/qkv_proj/kernel"] = qkv(block, attention_sizes(mixer, d_model))
@@ -255,14 +243,14 @@ def flax_table(model: LanguageModelConfig) -> Table:
     d_model, found = model.d_model, {}
     found["embedding/embedding"] = same("embedder.input_embedding")
     found["final_norm/scale"] = same("final_norm.scale")
-    for ours, theirs, mixer in _blocks(model, "blocks"):
+    for ours, theirs, mixer in blocks(model, "blocks"):
         found[f"{ours}/mixer_norm/scale"] = same(f"{theirs}.temporal_pre_norm.scale")
         found[f"{ours}/mlp_norm/scale"] = same(f"{theirs}.channel_pre_norm.scale")
         if isinstance(mixer, HawkConfig):
-            block, width, blocks = f"{theirs}.recurrent_block", mixer.width or d_model, mixer.gate_blocks
-            branches = (f"{block}.linear_y", f"{block}.linear_x")
-            found[f"{ours}/mixer/in_proj/kernel"] = joined(_ends(branches, "kernel"), (width, width), 1)
-            found[f"{ours}/mixer/in_proj/bias"] = joined(_ends(branches, "bias"), (width, width))
+            block, width = f"{theirs}.recurrent_block", mixer.width or d_model
+            gates = mixer.gate_blocks, width // mixer.gate_blocks
+            found[f"{ours}/mixer/in_proj/kernel"] = joined(_branches(block, "kernel"), (width, width), 1)
+            found[f"{ours}/mixer/in_proj/bias"] = joined(_branches(block, "bias"), (width, width))
             found[f"{ours}/mixer/short_taps"] = Transform(
                 (f"{block}.conv_1d.w",), lambda x: x[::-1].T, lambda x: (x.T[::-1],)
             )
@@ -270,9 +258,7 @@ def flax_table(model: LanguageModelConfig) -> Table:
             found[f"{ours}/mixer/rate"] = same(f"{block}.rg_lru.a_param")
             for gate, name in (("recurrence_gate", "a_gate"), ("input_gate", "input_gate")):
                 found[f"{ours}/mixer/{gate}/kernel"] = same(f"{block}.rg_lru.{name}.w")
-                found[f"{ours}/mixer/{gate}/bias"] = reshaped(
-                    f"{block}.rg_lru.{name}.b", (blocks, width // blocks), (width,)
-                )
+                found[f"{ours}/mixer/{gate}/bias"] = reshaped(f"{block}.rg_lru.{name}.b", gates, (width,))
             final = f"{block}.linear_out"
         else:
             block = f"{theirs}.attention_block"
@@ -290,16 +276,8 @@ def flax_table(model: LanguageModelConfig) -> Table:
     return Table(found)
 
 
-def _blocks(
-    model: LanguageModelConfig, prefix: str
-) -> Iterator[tuple[str, str, HawkConfig | LocalAttentionConfig]]:
-    """Our name, theirs and the mixer of each block."""
-    for i in range(model.n_layers):
-        yield f"blocks_{i}", f"{prefix}.{i}", model.pattern[i % len(model.pattern)]
-
-
-def _ends(names: tuple[str, ...], end: str) -> tuple[str, ...]:
-    return tuple(f"{name}.{end}" for name in names)
+def _branches(block: str, end: str) -> tuple[str, str]:
+    return f"{block}.linear_y.{end}", f"{block}.linear_x.{end}"
 
 
 def _half(name: str, index: int, ones: tuple[int, ...]) -> Transform:

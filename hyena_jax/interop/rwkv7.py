@@ -12,7 +12,7 @@ import numpy as np
 
 from hyena_jax.config import LanguageModelConfig, RWKV7Config
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
-from hyena_jax.interop.family import Options, Settings, Source, Table, max_len_of, refuse_windows, settings_of
+from hyena_jax.interop.family import Options, Settings, Source, Table, settings_of
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import Transform, layer_norm, reshaped, same, transposed
 from hyena_jax.system.errors import UserError, require
@@ -28,16 +28,15 @@ LOW_RANKS = {"decay": "w", "rate": "a", "value": "v", "gate": "g"}
 
 def read(source: Path, tensors: Tensors, options: Options) -> Source:
     """A file of RWKV-LM, whose shapes are its config, or a folder of transformers."""
-    refuse_windows(options)
+    options.refuse_windows()
     if "emb.weight" not in tensors:
         settings = settings_of(source, options)
         model = from_settings(settings)
-        max_len = max_len_of(options, settings.size("max_position_embeddings", 2048))
-        model, table = replace(model, max_len=max_len, dtype=options.dtype), transformers_table(model)
-        return Source(model, table, tensors, bos=settings.values.get("bos_token_id"))
+        model = options.applied(model, settings.size("max_position_embeddings", 2048))
+        return Source(model, transformers_table(model), tensors, bos=settings.values.get("bos_token_id"))
     require(options.config is None, "config", str(options.config), "None: the shapes of this file say all")
     model = from_shapes({name: tensor.shape for name, tensor in tensors.items()})
-    model = replace(model, max_len=max_len_of(options, MAX_LEN), dtype=options.dtype)
+    model = options.applied(model, MAX_LEN)
     table = rwkv_table(model)
     unused = sorted(name for name in tensors if table.ignored.fullmatch(name))
     listed = ", ".join(unused[:MAX_LISTED]) + (
@@ -92,14 +91,11 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> LanguageModelConfig:
 def from_settings(settings: Settings) -> LanguageModelConfig:
     """The model that a `config.json` describes."""
     settings.require("model_type", "rwkv7")
-    for name, only in (
-        ("hidden_act", "sqrelu"),
-        ("norm_first", True),
-        ("norm_bias", True),
-        ("attn", None),
-        ("tie_word_embeddings", False),
-    ):
-        settings.require(name, only)
+    settings.require("hidden_act", "sqrelu")
+    settings.require("norm_first", True)
+    settings.require("norm_bias", True)
+    settings.require("attn", None)
+    settings.require("tie_word_embeddings", False)
     d_model = settings.size("hidden_size", most=MAX_CHANNELS)
     n_layers = settings.size("num_hidden_layers", most=MAX_LAYERS)
     widths = settings.get("value_dim", d_model)

@@ -12,16 +12,7 @@ from hyena_jax.config import CKConvFilterConfig, HyenaConfig, ImplicitFilterConf
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_POSITIONS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import DnaTokenizer
 from hyena_jax.filters.long_filter import decay_rates
-from hyena_jax.interop.family import (
-    Options,
-    Settings,
-    Source,
-    Table,
-    refuse_max_len,
-    refuse_windows,
-    settings_of,
-    without_prefix,
-)
+from hyena_jax.interop.family import Options, Settings, Source, Table, settings_of, without_prefix
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import Transform, dense, layer_norm, reshaped, same, taps, transposed
 from hyena_jax.system.errors import UserError, printable, require
@@ -37,7 +28,7 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
 
     The config is that of the model, or a file that has it under `model` or `model_config`.
     """
-    refuse_windows(options)
+    options.refuse_windows()
     settings = settings_of(source, options)
     for name in ("model", "model_config"):
         if isinstance(settings.values.get(name), dict):
@@ -90,22 +81,20 @@ def _from_settings(settings: Settings, options: Options, window_shift: float) ->
     settings.require("attn_layer_idx", None, [])
     settings.require("max_position_embeddings", 0)
     layer.require("_name_", "hyena", None)
-    for name, only in (
-        ("num_heads", 1),
-        ("inner_factor", 1),
-        ("num_blocks", 1),
-        ("outer_mixing", False),
-        ("post_order_ffn", False),
-        ("activation", "id"),
-        ("bidirectional", False),
-        ("normalized", False),
-        ("filter_cls", "hyena-filter"),
-        ("bias", True),
-        ("train_freq", True),
-    ):
-        layer.require(name, only)
+    layer.require("num_heads", 1)
+    layer.require("inner_factor", 1)
+    layer.require("num_blocks", 1)
+    layer.require("outer_mixing", False)
+    layer.require("post_order_ffn", False)
+    layer.require("activation", "id")
+    layer.require("bidirectional", False)
+    layer.require("normalized", False)
+    layer.require("filter_cls", "hyena-filter")
+    layer.require("bias", True)
+    layer.require("train_freq", True)
     length = layer.size("l_max", most=MAX_POSITIONS)
-    refuse_max_len(options, length)
+    fits, allowed = options.max_len in (None, length), f"{length}, of which the filters are functions"
+    require(fits, "max_len", options.max_len, allowed)
     order, d_model = layer.size("order", 2), settings.size("d_model", most=MAX_CHANNELS)
     filter_options = {
         "emb_dim": layer.size("emb_dim", 3),

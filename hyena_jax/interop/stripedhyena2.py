@@ -16,7 +16,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.config.models import MAX_CHANNELS, MAX_LAYERS, MAX_SYMBOLS
 from hyena_jax.data.tokenizers import BytesTokenizer
-from hyena_jax.interop.family import Options, Settings, Source, Table, max_len_of, refuse_windows, settings_of
+from hyena_jax.interop.family import Options, Settings, Source, Table, settings_of
 from hyena_jax.interop.tensors import Tensors
 from hyena_jax.interop.transforms import (
     Transform,
@@ -36,27 +36,25 @@ CONVOLVED_FROM = 128
 
 def read(source: Path, tensors: Tensors, options: Options) -> Source:
     """The model in a PyTorch file of vortex; its config is YAML. The tokens are bytes."""
-    refuse_windows(options)
+    options.refuse_windows()
     settings = settings_of(source, options, ("config.yml", "config.yaml", "config.json"))
-    model = _from_settings(settings, options)
+    model = _from_settings(settings)
+    model = options.applied(model, settings.size("max_seqlen", settings.get("seqlen", 8192)))
     return Source(model, _table(model), tensors, tokenizer=BytesTokenizer())
 
 
-def _from_settings(settings: Settings, options: Options) -> LanguageModelConfig:
-    for name, only in (
-        ("interleave", True),
-        ("column_split", True),
-        ("column_split_hyena", False),
-        ("hyena_flip_x1x2", False),
-        ("proj_groups", 1),
-        ("final_norm", True),
-        ("tie_embeddings", True),
-        ("short_filter_bias", False),
-        ("qkv_proj_bias", False),
-        ("mlp_activation", "gelu"),
-        ("smeared_gqa", False),
-    ):
-        settings.require(name, only)
+def _from_settings(settings: Settings) -> LanguageModelConfig:
+    settings.require("interleave", True)
+    settings.require("column_split", True)
+    settings.require("column_split_hyena", False)
+    settings.require("hyena_flip_x1x2", False)
+    settings.require("proj_groups", 1)
+    settings.require("final_norm", True)
+    settings.require("tie_embeddings", True)
+    settings.require("short_filter_bias", False)
+    settings.require("qkv_proj_bias", False)
+    settings.require("mlp_activation", "gelu")
+    settings.require("smeared_gqa", False)
     for name in ("interleave", "column_split_hyena"):
         settings.get(name)  # must be there: without it vortex takes the other value
     settings.require("long_fir_threshold", None)
@@ -100,9 +98,7 @@ def _from_settings(settings: Settings, options: Options) -> LanguageModelConfig:
         norm="rms_eps_outside",
         final_norm="rms_eps_outside",
         norm_eps=settings.number("eps", 1e-6),
-        max_len=max_len_of(options, settings.size("max_seqlen", settings.get("seqlen", 8192))),
         vocab_size=settings.size("vocab_size", most=MAX_SYMBOLS),
-        dtype=options.dtype,
     )
 
 

@@ -1,10 +1,10 @@
-"""A run as a folder that huggingface/transformers loads, if its model is of one of FAMILIES, and its card."""
+"""A run as a folder that huggingface/transformers loads, if its model is of one of FAMILIES."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from hyena_jax.config import (
     TextConfig,
     name_of,
 )
-from hyena_jax.config.models import NORM_EPS
 from hyena_jax.data.tokenizers import BpeTokenizer, SentencePieceTokenizer
 from hyena_jax.interop import lfm2, olmo_hybrid, recurrentgemma
 from hyena_jax.interop.family import Settings
@@ -169,53 +168,3 @@ def _write_tokenizer(folder: Path, encoding: BpeTokenizer, eos: int | None) -> N
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-class Facts(NamedTuple):
-    """What a card says."""
-
-    config: Mapping[str, Any]
-    step: int
-    n_parameters: int
-    fingerprint: str
-    """SHA-256 of the data and the tokenizer."""
-    loss: float | None
-    """Validation loss; None if it was not measured."""
-    loss_unit: str
-    """Such as `nats a token`; empty if nobody knows."""
-    machine: Mapping[str, Any]
-    """Of the process that exported; where the run was trained is not recorded."""
-    versions: Mapping[str, str]
-    license: str
-    """As Hugging Face names it, such as `apache-2.0`; `unknown` if nobody said."""
-
-
-def card(name: str, facts: Facts) -> str:
-    """The card as Markdown, with the header that Hugging Face reads."""
-    loss = "not measured" if facts.loss is None else f"{facts.loss:.6g} {facts.loss_unit}".rstrip()
-    machine, versions, model = facts.machine, facts.versions, facts.config["model"]
-    norms = {model.get(place) for place in ("norm", "final_norm", "embedding_norm")}
-    kinds = {kind: model.get("norm_eps") or eps for kind, eps in NORM_EPS.items() if kind in norms}
-    rows = {
-        "parameters": f"{facts.n_parameters:,}",
-        "epsilon of its norms": ", ".join(f"{kind} {eps:g}" for kind, eps in kinds.items()) or "no norms",
-        "step": f"{facts.step:,}",
-        "validation loss": loss,
-        "data fingerprint (SHA-256)": f"`{facts.fingerprint}`",
-        "exported on": f"{machine['devices']} x {machine['device']}, {machine['system']}",
-        "versions": ", ".join(f"{package} {version}" for package, version in versions.items()),
-        "license": facts.license,
-    }
-    head = [
-        "---",
-        f"license: {json.dumps(facts.license)}",
-        "tags:",
-        "- hyena_jax",
-        "---",
-        "",
-        f"# {name}",
-        "",
-    ]
-    table = ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items()), ""]
-    about = ["The hardware of the training is not recorded. The experiment:", ""]
-    return "\n".join([*head, *table, *about, "```json", json.dumps(facts.config, indent=2), "```", ""])

@@ -50,9 +50,8 @@ class Autoencoder(nn.Module):
             config.vocab_size, config.d_model, dtype=dtype, embedding_init=init.embedding
         )
         if config.learned_positions:
-            self.positions = self.param(
-                "positions", init.embedding, (config.max_len, config.d_model), jnp.float32
-            )
+            shape = config.max_len, config.d_model
+            self.positions = self.param("positions", init.embedding, shape, jnp.float32)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, dtype, None, self.layout)
         self.decoder_norms = [make_norm(config.final_norm, dtype, config.norm_eps) for _ in range(2)]

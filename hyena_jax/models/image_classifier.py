@@ -48,9 +48,8 @@ class ImageClassifier(nn.Module):
             bias_init=pixels.bias,
         )
         if config.learned_positions:
-            self.positions = self.param(
-                "positions", init.embedding, (config.max_len, config.d_model), jnp.float32
-            )
+            shape = config.max_len, config.d_model
+            self.positions = self.param("positions", init.embedding, shape, jnp.float32)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, dtype, None, self.layout)
         self.final_norm = make_norm(config.final_norm, dtype, config.norm_eps)

@@ -11,13 +11,7 @@ from hyena_jax.config import LanguageModelConfig
 from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
 from hyena_jax.mixers.layers import make_norm
-from hyena_jax.models.blocks import (
-    activation_dtype,
-    apply_blocks,
-    decode_blocks,
-    init_states,
-    make_blocks,
-)
+from hyena_jax.models.blocks import activation_dtype, apply_blocks, decode_blocks, init_states, make_blocks
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.initializers import initializers
@@ -68,9 +62,8 @@ class LanguageModel(nn.Module):
         n_rows = -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
         self.embedding = nn.Embed(n_rows, config.d_model, dtype=dtype, embedding_init=init.embedding)
         if config.learned_positions:
-            self.positions = self.param(
-                "positions", init.embedding, (config.max_len, config.d_model), jnp.float32
-            )
+            shape = config.max_len, config.d_model
+            self.positions = self.param("positions", init.embedding, shape, jnp.float32)
         if config.embedding_norm != "none":
             self.embedding_norm = make_norm(config.embedding_norm, dtype, config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)

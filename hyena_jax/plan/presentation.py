@@ -72,13 +72,6 @@ def print_plan(plan: StepPlan, console: Console) -> None:
         console.print(line)
 
 
-def print_other(other: StepPlan, console: Console) -> None:
-    """Prints the speed of the same step with other kernels, in short."""
-    console.print(f"\n{'with' if other.kernels else 'without'} Pallas kernels, which would not run")
-    for line in speeds(other):
-        console.print(line)
-
-
 def _exchanges(plan: StepPlan) -> Table:
     table = Table("exchange", "GB received by a chip", "GB a repeat of the layers", box=None)
     for row in plan.exchanges:

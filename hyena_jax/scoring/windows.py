@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from hyena_jax.parallel.strategy import round_up
+
 LEAST_LENGTH = 32
 """Shortest padded length: padding to fewer tokens saves no time that is worth compiling a program for."""
 BATCHES_AT_ONCE = 16
@@ -97,7 +99,7 @@ class WindowPlan:
         while first < len(found):
             length = padded(found[first].length, self.max_len)
             n_rows = min(self.batch_size * (self.max_len // length), self._most_rows)
-            n_rows = -(-n_rows // self.row_shards) * self.row_shards
+            n_rows = round_up(n_rows, self.row_shards)
             yield Batch(tuple(found[first : first + n_rows]), n_rows, length)
             first += n_rows
 

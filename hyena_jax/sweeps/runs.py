@@ -65,7 +65,7 @@ class Run:
                 )
         return texts
 
-    def settings_but(self, field: str, only: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
+    def settings_but(self, field: str, only: Sequence[str]) -> tuple[tuple[str, str], ...]:
         """Its settings without its seed and `field`; those of `only`, if it names some."""
         kept = [*map(_as_field, only)] or sorted(self.settings.keys() - {"seed", _as_field(field)})
         return tuple((name, self.settings.get(name, "absent")) for name in kept)

@@ -169,9 +169,8 @@ def keep_compiled_programs(note: Callable[[str], None]) -> None:
     try:
         if is_url(chosen):
             folder = Bucket(Location.parse(chosen, CACHE_VARIABLE)).location / _for_these_cpus()
-            settings[
-                "jax_compilation_cache_max_size"
-            ] = -1  # a bound needs a lock, which JAX makes on the disk
+            # A bound needs a lock, which JAX makes on the disk.
+            settings["jax_compilation_cache_max_size"] = -1
         else:
             folder = _own_folder(Path(chosen).expanduser() if chosen else _user_cache())
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder

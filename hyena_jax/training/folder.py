@@ -40,7 +40,7 @@ from hyena_jax.system.storage.lease import Lease
 from hyena_jax.system.storage.location import location_of
 from hyena_jax.system.storage.mirror import Mirror
 from hyena_jax.training.metrics import read_rows
-from hyena_jax.training.options import NO_OPTIONS, StartOptions
+from hyena_jax.training.options import StartOptions
 
 CHECKPOINTS = "checkpoints"
 BASE, DESCRIPTION = "base.safetensors", "base.json"
@@ -77,8 +77,8 @@ def check_run(
     workdir: Path,
     experiment: Experiment,
     data: Dataset,
-    options: StartOptions = NO_OPTIONS,
-    keeps_state: KeepsState = lambda _: False,
+    options: StartOptions,
+    keeps_state: KeepsState,
 ) -> RunFolder | None:
     """The run in `workdir`, None if there is none yet; UserError if it cannot be this experiment's folder.
 

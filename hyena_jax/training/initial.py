@@ -20,13 +20,7 @@ from hyena_jax.system.files import read_json
 from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import export, lora
 from hyena_jax.training.checkpoint import Meta, best, restore_readonly, saved_steps
-from hyena_jax.training.folder import (
-    BASE,
-    CHECKPOINTS,
-    DESCRIPTION,
-    RunFolder,
-    read_folder,
-)
+from hyena_jax.training.folder import BASE, CHECKPOINTS, DESCRIPTION, RunFolder, read_folder
 from hyena_jax.training.step import init_params
 
 Report = Callable[[str], None]

@@ -15,7 +15,7 @@ from hyena_jax.config import (
     register,
 )
 from hyena_jax.data.dataset import encoding_from_json, load
-from hyena_jax.data.tasks import task_rows
+from hyena_jax.data.tasks import TaskRows
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks import Task, register_task, row
 from hyena_jax.tasks.mad import MadRecallConfig
@@ -150,6 +150,6 @@ def test_a_task_of_ones_own_is_a_config_and_a_function(own_parts):
         assert list(data.task.all_presets(ReverseConfig)) == ["small"]
         fingerprints.append(data.fingerprint)
         # A function that loads the rows may be registered too.
-        register("reverse", ReverseConfig, lambda config, encoding: task_rows(task, config))
+        register("reverse", ReverseConfig, lambda config, encoding: TaskRows(task, config))
         fingerprints.append(load(ReverseConfig(batch_size=3)).fingerprint)
     assert len({*fingerprints}) == 1

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -13,8 +14,7 @@ from whole_runs import saved, with_training
 
 from hyena_jax import config, models
 from hyena_jax.cli import main
-from hyena_jax.cli.export import _loss_unit
-from hyena_jax.interop.transformers_folder import Facts, card
+from hyena_jax.cli.export import _card
 from hyena_jax.system import files
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.recall import RecallConfig
@@ -111,13 +111,16 @@ def test_the_command_refuses_what_is_no_file_of_parameters(output, tmp_path, mon
         (config.LanguageModelConfig(), RecallConfig(), 0.0, "nats an answer"),
     ],
 )
-def test_the_card_says_what_the_loss_counts(model, data, smoothing, unit):
+def test_the_card_says_what_the_loss_counts(tmp_path, model, data, smoothing, unit):
     loss = config.CrossEntropyConfig(label_smoothing=smoothing)
     experiment = config.Experiment(model=model, data=data, loss=loss)
-    assert _loss_unit(experiment) == unit
-    machine = {"devices": 1, "device": "cpu", "system": "Linux"}
-    facts = Facts({"model": {}}, 1, 2, "", 1.5, unit, machine, {}, "unknown")
-    assert f"| validation loss | {' '.join(['1.5', unit]).strip()} |" in card("run", facts)
+    folder, rows = SimpleNamespace(fingerprint="0"), [{"step": 1, "validation/loss": 1.5}]
+    run = SimpleNamespace(
+        experiment=experiment, workdir=tmp_path, step=1, params={}, folder=folder, metrics=lambda: rows
+    )
+    assert f"| validation loss | {' '.join(['1.5', unit]).strip()} |" in _card(run, "unknown")
+    rows[0]["validation/loss"] = None
+    assert "| validation loss | not measured |" in _card(run, "unknown")
 
 
 def test_a_full_disk_leaves_no_draft(file, monkeypatch):
