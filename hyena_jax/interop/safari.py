@@ -41,6 +41,7 @@ def read(source: Path, tensors: Tensors, options: Options) -> Source:
 
 def read_hyenadna(source: Path, tensors: Tensors, options: Options) -> Source:
     """HyenaDNA: one id for each letter; logits by the shared embedding."""
+    options.refuse_windows(but="window_shift")
     shift = STANDALONE_SHIFT if options.window_shift is None else options.window_shift
     settings = settings_of(source, options)
     # With more, the standalone file orders the channels of filters differently from the training code.

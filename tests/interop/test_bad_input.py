@@ -295,6 +295,7 @@ def test_a_tokenizer_of_another_size(stored, refused):
     ("family", "flags", "message"),
     [
         ("lfm2", "--window-shift 0", "only hyenadna has such a window"),
+        ("hyenadna", "--window-of deepmind", "only recurrentgemma has such a window"),
         ("safari", "--max-len 48", "24, of which the filters are functions"),
         ("hyenadna", "--tokenizer tokenizer.json", "the tokens of this family are known"),
     ],

@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 from hyena_jax.system.errors import require
 from hyena_jax.system.files import EVENTS, METRICS, RUN_CONFIG, SWEEP
 from hyena_jax.system.storage.bucket import ABSENT, Bucket, Refused, checksum
-from hyena_jax.system.storage.lease import CLOCK_OBJECT, LOCK_OBJECT, SHORT_PATIENCE, Lease, Lost, repeat
+from hyena_jax.system.storage.lease import CLOCK_OBJECT, LOCK_OBJECT, SHORT_PATIENCE, Lease, repeat
 from hyena_jax.system.storage.location import Location, is_url, location_of, new_copy
 
 METRICS_PARTS = "metrics/"
