@@ -181,7 +181,7 @@ def test_sigkill_loses_only_the_steps_since_the_last_checkpoint(tmp_path):
     changes, draw = {**SMALL, "CHECKPOINT_EVERY": 1}, random.Random(0)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     end = subprocess.run(command(changes, whole, 60), capture_output=True, check=True).stdout.splitlines()
-    for _ in range(5):
+    for _ in range(3):
         process = subprocess.Popen(command(changes, killed, 60), stdout=subprocess.PIPE)
         n_lines = 4  # of the text, maybe of the checkpoint, and of steps
         assert all(process.stdout.readline() for _ in range(n_lines))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from grid import in_grid
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from oracles import random_params
 from tolerances import assert_close
@@ -121,8 +122,9 @@ def assert_layouts_agree(config: LanguageModelConfig, mesh: Mesh, rows: int) -> 
 
 
 @pytest.mark.sequence
-@pytest.mark.parametrize(("shape", "rows"), [((1, 1, 4), 1), ((1, 1, 4), 3), ((2, 1, 2), 2), ((1, 2, 2), 3)])
-def test_meshes_and_rows(shape, rows):
+@pytest.mark.parametrize("layout", [((1, 1, 4), 3), *in_grid(((1, 1, 4), 1), ((2, 1, 2), 2)), ((1, 2, 2), 3)])
+def test_meshes_and_rows(layout):
+    shape, rows = layout
     assert_layouts_agree(CONFIG, mesh_of(*shape), rows)
 
 
@@ -134,7 +136,7 @@ def test_the_other_mixers(mixer):
 
 
 @pytest.mark.sequence
-@pytest.mark.parametrize("remat", ["none", "block"])
+@pytest.mark.parametrize("remat", [*in_grid("none"), "block"])
 def test_values_that_layers_hand_on_and_token_shift_in_the_feed_forward_layers(remat):
     config = dataclasses.replace(CONFIG, pattern=(OTHERS["rwkv7"],), n_layers=2, ffn_shift=True, remat=remat)
     assert_layouts_agree(config, mesh_of(2, 1, 2), rows=2)
@@ -152,7 +154,7 @@ def test_mixers_of_ones_own(name, own_parts):
 
 
 @pytest.mark.sequence
-@pytest.mark.parametrize("n_mixers", [2, 5])
+@pytest.mark.parametrize("n_mixers", [*in_grid(2), 5])
 def test_a_training_step_with_recomputed_blocks_and_a_loss_in_parts_is_the_same(n_mixers):
     """On (data, fsdp, sequence) = (1, 1, 4), under jit, at an odd number of rows."""
     config = dataclasses.replace(CONFIG, pattern=CONFIG.pattern[:n_mixers], n_layers=n_mixers)
@@ -215,8 +217,9 @@ ours.assert_layouts_agree(config, ours.mesh_of(1, 1, 8), rows={rows})
 
 
 @pytest.mark.sequence
-@pytest.mark.parametrize(("mixer", "rows"), [(0, 3), (1, 3), (2, 1), (3, 3), (4, 1)])
-def test_65536_tokens_on_eight_devices(mixer, rows):
+@pytest.mark.parametrize("case", [(0, 3), *in_grid((1, 3), (2, 1), (3, 3), (4, 1))])
+def test_65536_tokens_on_eight_devices(case):
+    mixer, rows = case
     flags = re.sub(r"--xla_\S+", "", os.environ["XLA_FLAGS"]) + " --xla_force_host_platform_device_count=8"
     path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
     environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path}

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from grid import in_grid
 from test_roll_call import free_port
 from whole_runs import losses, rows
 
@@ -249,7 +250,7 @@ def test_processes_that_do_not_fit_together_are_refused(text, tmp_path, changes,
 
 @pytest.mark.scale
 @pytest.mark.usefixtures("own_parts")
-@pytest.mark.parametrize("plugin", ["drawn_rows", "word_starts"])
+@pytest.mark.parametrize("plugin", ["drawn_rows", *in_grid("word_starts")])
 def test_rows_and_weights_of_the_users_own_train_in_two_processes_as_in_one(text, tmp_path, plugin):
     """And continue: each process reads the whole iterator and keeps its own rows of a batch."""
     own = ["--plugin", EXTENSIONS / f"{plugin}.py", "--data", plugin, "--logging.sample-prompt", None]

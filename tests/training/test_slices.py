@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
+from grid import in_grid
 from jax.sharding import Mesh, NamedSharding
 from test_distributed import arguments, assert_like_one_process, ended
 
@@ -113,7 +114,7 @@ sharded.arrange = lambda config, devices: usual(config, [*devices[::2], *devices
 
 
 @pytest.mark.scale
-@pytest.mark.parametrize("layout", ["--parallel.fsdp 2", "--parallel.sequence 2"])
+@pytest.mark.parametrize("layout", ["--parallel.fsdp 2", *in_grid("--parallel.sequence 2")])
 def test_a_run_whose_processes_are_not_neighbours_is_that_of_one_process(text, tmp_path, layout):
     plugin, workdir = tmp_path / "interleaved.py", tmp_path / "two"
     plugin.write_text(INTERLEAVED)
