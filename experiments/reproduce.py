@@ -44,7 +44,10 @@ STUDIES = (
 EXPECTED = "our expectation"
 CLAIMS = (
     ("recall", 0, "Attention keeps 16 pairs better than a delta rule", "a figure: at every width"),
-    ("recall", 1, "A delta rule with more state keeps more pairs", "a figure: state against recall"),
+    ("recall", 3, "A delta rule with more state keeps more pairs", "a figure: state against recall"),
+    ("recall", 4, "Mamba-2 with more state keeps more pairs", "a figure: state against recall"),
+    ("recall", 2, "Mamba-2 keeps more pairs than Hawk and Hyena", EXPECTED),
+    ("recall", 1, "Replacing what a key held keeps more pairs than adding", EXPECTED),
     ("recall_by_mixer", 3, "Hyena recalls among 30 symbols where H3 does not", "0.98 against 0.13"),
     ("recall_by_mixer", 2, "Hyena recalls among 20 symbols where H3 does not", "1.00 against 0.60"),
     ("recall_by_mixer", 0, "A convolution without gates, and AFT, do not recall", "0.60 against 0.21"),

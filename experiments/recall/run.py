@@ -19,8 +19,11 @@ STEPS = {4: 1000, 8: 1000, 16: 1500}
 """By number of pairs P, in rows of 4 P tokens."""
 QUERIES = 1024
 """Of a step, which has QUERIES / P rows."""
-DECISIVE = ("attention", "gated_delta", "gated_delta_8")
-"""Mixers with three seeds at 16 pairs, where orderings rest; all else has one."""
+DECISIVE = {
+    8: ("attention", "rwkv7", "gated_delta", "gated_delta_8", "mamba2", "mamba2_8", "hawk", "hyena"),
+    16: ("attention", "gated_delta", "gated_delta_8"),
+}
+"""By number of pairs, mixers with three seeds, where orderings rest; all else has one."""
 ONE_HEAD = ("--model.pattern.1.n-heads", "1")
 WINDOW = ("--model.pattern.1.window", "16")
 DELTA = (*ONE_HEAD, "--model.pattern.1.value-dim", "32", "--model.pattern.1.key-dim")
@@ -51,7 +54,7 @@ MORE = {
 def make_runs() -> dict[str, Experiment]:
     """Every mixer at every number of pairs; a run stops once it has solved its task.
 
-    Those at 8 pairs have the seed and the rows of the search, whose best run they are.
+    The first of those at 8 pairs has the seed and the rows of the search, whose best run it is.
     """
     runs: dict[str, Experiment] = {}
     for mixer, (name, *own) in MIXERS.items():
@@ -61,9 +64,10 @@ def make_runs() -> dict[str, Experiment]:
             row += ["--data.vocab-size", str(VOCAB_SIZE), "--model.d-model", str(WIDTH)]
             flags = [*GATED_TAPS, *own, *row, *budget(STEPS[pairs], 100, "accuracy=0.99")]
             flags += ["--optimizer.learning-rate", "0.01" if mixer == "hawk" else "0.004"]
-            seeds = (0, 1, 2) if pairs == 16 and mixer in DECISIVE else (0,)
+            first = 0
             if pairs == 8:
-                seeds, flags = (SEARCH_SEED,), [*flags, "--data.test-seed", str(SEARCH_SEED)]
+                first, flags = SEARCH_SEED, [*flags, "--data.test-seed", str(SEARCH_SEED)]
+            seeds = (first, 1, 2) if mixer in DECISIVE.get(pairs, ()) else (first,)
             runs |= task_runs(f"pattern={mixer},pairs={pairs}", "mqar", f"hyena,{name}", seeds, flags)
     return runs
 
@@ -82,7 +86,7 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="Pairs that one block keeps",
     source="Zoology (2312.04927), figure 2, and Based (2402.18668), figure 2",
-    message="How a state is written decides what it keeps, then its size",
+    message="Of 8 pairs more state keeps more; filters and states of a vector keep few",
     claim="""Based's and Zoology's figures of recall against the size of the state, where attention keeps
 all pairs and the state of others must grow with what they keep; at vocabulary 8,192 and up to hundreds of
 tokens. Here a gated convolution of four taps, which binds a value to its key, and then one block of the
@@ -97,7 +101,10 @@ among the values of a row is right in 1/P.""",
     solved=0.99,
     above=[
         (at(16, "attention"), at(16, "gated_delta")),
-        (at(16, "gated_delta"), at(16, "gated_delta_8")),
+        (at(8, "attention", "rwkv7", "gated_delta"), at(8, "mamba2")),
+        (at(8, "mamba2"), at(8, "hawk", "hyena")),
+        (at(8, "gated_delta"), at(8, "gated_delta_8")),
+        (at(8, "mamba2"), at(8, "mamba2_8")),
     ],
     x="pairs",
     drawn=("attention", "rwkv7", "gated_delta", "gated_delta_8", "mamba2", "local_attention", "hyena"),
@@ -105,13 +112,13 @@ among the values of a row is right in 1/P.""",
         *at(8, "rwkv7", "attention", "kda", "gated_delta", "mamba2", "local_attention", "mamba3"),
         *at(8, "gated_delta_8", "hawk", "hyena"),
     ],
-    findings="""Eight pairs are kept by attention and by every rule that replaces what a key held, with 32
-states a channel, RWKV-7 in 4.5 KiB; Mamba-2, which adds, is behind with 9.9 KiB; recurrences of a vector,
-H3 and long filters keep few (0.05 to 0.21). Within a family the state counts: with a quarter of it the
-delta rule falls from 0.99 to 0.29 and Mamba-2 from 0.94 to 0.16.""",
-    limits="""At 4 and 8 pairs each model has one seed, and rates were chosen at 8. Two of three seeds of
-the gated delta rule keep 16 pairs, the third is at a guess. Mamba-2 at 16 pairs, larger widths and more
-pairs were not run.""",
+    findings="""Of eight pairs, attention and RWKV-7 keep nearly all in every seed (RWKV-7 in 4.5 KiB), the gated
+delta rule in two of three, and Mamba-2, which adds where these replace, 0.87 to 0.99 (in 9.9 KiB). Hawk's
+state of a vector, H3 and long filters keep few (0.05 to 0.21). Within a family the state counts: with a
+quarter of it the medians fall from 0.99 to 0.09 and from 0.94 to 0.41.""",
+    limits="""At 4 pairs each model has one seed, and rates were chosen at 8. In a third of its seeds the gated delta
+rule learns late: 0.69 at 8 pairs, a guess at 16, where less state is not shown to be worse. Mamba-2 at 16
+pairs, larger widths and more pairs were not run.""",
 )
 
 if __name__ == "__main__":
