@@ -22,10 +22,23 @@ from hyena_jax.system.startup import import_jax, start_devices
 
 if TYPE_CHECKING:
     from hyena_jax.benchmark.comparison import Difference
+    from hyena_jax.benchmark.runner import Benchmark
 
 
 class Bench(Command):
     """What the benchmarks share."""
+
+    def prepare(self) -> "Benchmark":
+        """What is measured; must fit the flags."""
+        from hyena_jax.benchmark import decode, function, model, operators
+
+        benchmarks = {
+            "operators": operators.OperatorsBenchmark,
+            "model": model.ModelBenchmark,
+            "decode": decode.DecodeBenchmark,
+            "function": function.FunctionBenchmark,
+        }
+        return benchmarks[self.benchmark](self)
 
     def run(self, arguments: Sequence[str]) -> int:
         import_jax()  # and keeps no compiled programs: a benchmark also times the compiler
@@ -35,19 +48,13 @@ class Bench(Command):
         # The idle threads of PyTorch, in a file of the user's, would otherwise spin for more work.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-        from hyena_jax.benchmark import decode, function, model, operators, runner
+        from hyena_jax.benchmark import runner
         from hyena_jax.benchmark.results import Report
         from hyena_jax.benchmark.verify import Mismatch
 
-        benchmarks = {
-            "operators": operators.OperatorsBenchmark,
-            "model": model.ModelBenchmark,
-            "decode": decode.DecodeBenchmark,
-            "function": function.FunctionBenchmark,
-        }
         report = Report(self, table_console(), ["hyena-jax", *arguments])
         try:
-            runner.run(benchmarks[self.benchmark](self), self, report)
+            runner.run(self.prepare(), self, report)
         except Mismatch as error:
             return fail(error, 1)
         return 0
