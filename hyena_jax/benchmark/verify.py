@@ -117,9 +117,10 @@ def random_params(module: nn.Module, inputs: jax.Array) -> dict:
 
 def small_width(config: MixerConfig, d_model: int) -> int:
     """The smallest width up to d_model that the mixer allows, which is quick for loops in Python."""
+    least = 8 * getattr(config, "n_heads", 1)  # rotary pairs of one speed hide mistakes in the others
     for width in (16, 32, LARGEST_WIDTH):
-        if width < 8 * getattr(config, "n_heads", 1):
-            continue  # rotary pairs of one speed hide mistakes in the others
+        if width < min(least, LARGEST_WIDTH):
+            continue
         with contextlib.suppress(UserError):  # heads that do not divide it
             config.check(width, MAX_LEN)
             return min(width, d_model)
