@@ -33,7 +33,7 @@ def print_plan(plan: StepPlan, console: Console) -> None:
     how = "compiled whole"
     if len(plan.compiled_layers) == 2:
         once, twice = plan.compiled_layers
-        how = f"continued from {once} and {twice} layers to {plan.n_layers}, memory to about a sixth"
+        how = f"continued from {once} and {twice} layers to {plan.n_layers}, memory to about a quarter"
     console.print(
         f"{plan.target}, {plan.n_chips} chips, {plan.layout}, remat {plan.remat}, batch {plan.batch_size}, "
         f"{'with' if plan.kernels else 'without'} Pallas kernels: "

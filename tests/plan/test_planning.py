@@ -152,7 +152,7 @@ def test_lines_and_files(compiled, tmp_path):
     console = Console(record=True, width=200)
     presentation.print_plan(plan, console)
     said = console.export_text()
-    assert "continued from 1 and 2 layers to 40, memory to about a sixth" in said
+    assert "continued from 1 and 2 layers to 40, memory to about a quarter" in said
     assert "23.00 of 15.75 GiB a chip, DOES NOT FIT" in said
     assert said.count("estimated, not measured on a device") == 1
     presentation.write(tmp_path, [plan], {"command": "hyena-jax plan"})
