@@ -116,9 +116,9 @@ among the values of a row is right in 1/P.""",
 rule in two of three, and Mamba-2, which adds where these replace, 0.87 to 0.99 (in 9.9 KiB). Hawk's state
 of a vector, H3 and long filters keep few (0.05 to 0.21). Within a family the state counts: with a quarter
 of it the medians fall from 0.99 to 0.09 and from 0.94 to 0.41.""",
-    limits="""At 4 pairs each model has one seed, and rates were chosen at 8. In a third of its seeds the gated
-delta rule learns late: 0.69 at 8 pairs, a guess at 16, where less state is not shown to be worse. Mamba-2
-at 16 pairs, larger widths and more pairs were not run.""",
+    limits="""At 4 pairs each model has one seed, and rates were chosen at 8. In a third of its seeds the
+gated delta rule learns late: 0.69 at 8 pairs, a guess at 16, where less state is not shown to be worse.
+Mamba-2 at 16 pairs, larger widths and more pairs were not run.""",
 )
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from hyena_jax.training.timing import PASSES_OF_TRAINING
 
 # Figures that are listed, of each kind of list.
 MAX_LISTED = 8
-# Of a chip's memory. Continued, `pile_hyena:153m` had 16.39 GiB, which takes 14.24, and Hawk 1B 10.34, not 13.31.
+# Of a chip's memory. Continued, `pile_hyena:153m` had 16.39 GiB in place of 14.24, Hawk 1B 10.34 of 13.31.
 NEAR = 0.25
 
 Figures = dict[tuple[str, ...], float]
