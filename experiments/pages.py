@@ -1,11 +1,13 @@
 """The page and the figure of a study: the claim, a picture, a table, which orderings hold, and how."""
 
+import itertools
 import json
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,22 +69,40 @@ def groups_of(study: "Study", results: Mapping[str, Any]) -> dict[str, Group]:
         without_seed(name): protocol.n_rows(run, run.training.steps) for name, run in study.runs.items()
     }
     for name, rows in members.items():
+        by_length = {
+            int(length): tuple(row["by_length"][length] for row in rows) for length in rows[0]["by_length"]
+        }
+        values, later = tuple(row["value"] for row in rows), longer.get(name, {}).get("value")
+        if study.n_scored:
+            by_length, later = _beyond(by_length, study.n_scored), None
+            values = by_length[study.above_at]
         found[name] = Group(
             label=name,
             metric=study.metric,
-            last=tuple(row["value"] for row in rows),
-            best=max(row["value"] for row in rows),
+            last=values,
+            best=max(values),
             steps=tuple(row["step"] for row in rows),
             seconds=statistics.median(row["seconds"] for row in rows),
             n_params=rows[0]["n_params"],
             state_bytes=rows[0]["state_bytes"],
-            by_length={
-                int(length): tuple(row["by_length"][length] for row in rows)
-                for length in rows[0]["by_length"]
-            },
+            by_length=by_length,
             solved=study.solved,
-            later=longer.get(name, {}).get("value"),
+            later=later,
             budget=budgets[name],
+        )
+    return found
+
+
+def _beyond(
+    by_length: Mapping[int, tuple[float, ...]], n_scored: Callable[[int], int]
+) -> dict[int, tuple[float, ...]]:
+    """The means of the positions that a row of a length has beyond the length before it, at most 1."""
+    found = {}
+    for before, length in itertools.pairwise(sorted(by_length)):
+        n, n_before = n_scored(length), n_scored(before)
+        pairs = zip(by_length[length], by_length[before], strict=True)
+        found[length] = tuple(
+            min(1.0, (n * mean - n_before * first) / (n - n_before)) for mean, first in pairs
         )
     return found
 
@@ -141,7 +161,7 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[Ordering]:
             ("each of " if len(side) > 1 else "") + "; ".join(label(group.label) for group in side)
             for side in (higher, lower)
         )
-        at = f", at {budget:,} rows" + ("" if length is None else f" and {length} {study.unit}")
+        at = f", at {budget:,} rows" + ("" if length is None else f", {length_text(study, length)}")
         found.append(Ordering(f"{' above '.join(names)}{at}", how, why, here))
     return found
 
@@ -232,7 +252,7 @@ def _table(study: "Study", groups: Mapping[str, Group]) -> list[str]:
     columns += [f"median {study.metric.replace('_', ' ')}", "range over seeds"]
     lengths = sorted({length for name in shown for length in groups[name].by_length})
     lengths = lengths[-(MAX_COLUMNS - 3 - len(columns)) :]
-    columns += [*(f"at {length:,} {study.unit}" for length in lengths), "step", "state, KiB"]
+    columns += [*(length_text(study, length) for length in lengths), "step", "state, KiB"]
     rows = []
     for name in shown:
         group = groups[name]
@@ -244,6 +264,19 @@ def _table(study: "Study", groups: Mapping[str, Group]) -> list[str]:
         cells += [group.costs[column].strip("-") for column in ("step", "state KiB")]
         rows.append((label(name), cells))
     return markdown("model", columns, rows)
+
+
+def length_text(study: "Study", length: float) -> str:
+    """A test length, or which of the scored positions its values count."""
+    ends = _positions(study, length)
+    return f"{study.unit} {ends}" if study.n_scored else f"at {ends} {study.unit}"
+
+
+def _positions(study: "Study", length: float) -> str:
+    before = max((each for each in study.lengths if each < length), default=None)
+    if study.n_scored is None or before is None:
+        return f"{length:,g}"
+    return f"{study.n_scored(before) + 1} to {study.n_scored(int(length))}"
 
 
 def by_task(groups: Mapping[str, Group]) -> tuple[list[str], list[str], list[list[float]]]:
@@ -304,10 +337,10 @@ def draw(study: "Study", groups: Mapping[str, Group], path: Path) -> None:
             _draw_bars(axes, lines, {} if are_solved else published)
             axes.set_xlabel("steps until solved" if are_solved else study.metric.replace("_", " "))
         else:
-            _draw_lines(axes, lines)
+            _draw_lines(axes, lines, partial(_positions, study))
             axes.set_ylabel(study.metric.replace("_", " "))
-            words = f"test length, {study.unit}" if study.x == "length" else study.x.replace("_", " ")
-            axes.set_xlabel(words)
+            words = f"{'scored' if study.n_scored else 'test length,'} {study.unit}"
+            axes.set_xlabel(words if study.x == "length" else study.x.replace("_", " "))
         axes.set_title(task.replace("_", " "), fontsize="medium")
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(study.message, fontsize="medium", wrap=True)
@@ -321,7 +354,7 @@ def style_of(name: str) -> dict[str, str]:
     return {"color": colour, "linestyle": "-" if name in COLOUR_OF else "--"}
 
 
-def _draw_lines(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
+def _draw_lines(axes: Axes, lines: Mapping[str, Sequence[Point]], text_of: Callable[[float], str]) -> None:
     ends = {}
     for name, points in lines.items():
         points = sorted(points)
@@ -331,7 +364,7 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Sequence[Point]]) -> None:
         ends[name] = medians[-1]
     ticks = sorted({point.x for points in lines.values() for point in points})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks(ticks, [text_of(tick) for tick in ticks])
     axes.set_ylim(-0.02, 1.04)
     height = -1.0  # names stand at the ends of their lines, above one another where these meet
     for name, end in sorted(ends.items(), key=lambda each: each[1]):

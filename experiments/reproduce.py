@@ -54,7 +54,6 @@ CLAIMS = (
     ("recall_by_filter", 0, "Implicit filters recall best, at 2,048 tokens", "only they do, at 131,072"),
     ("state_tracking", 0, "Negative factors let a delta rule track parity", "proved; without: 0.06"),
     ("state_tracking", 1, "No mixer with factors in (0, 1) tracks parity", "proved, for every length"),
-    ("state_tracking", 2, "Mamba-3 tracks parity better than Mamba-2", EXPECTED),
     ("word_problems", 0, "Two factors a token track permutations of three", "a figure: one factor does not"),
     ("copying", 0, "Fixed convolutions learn to copy sooner than a recurrence", EXPECTED),
     ("string_copying", 0, "Hard-ALiBi copies longer strings than rotary positions", "many times as long"),

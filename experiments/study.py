@@ -78,6 +78,11 @@ class Study:
     """Further lengths to evaluate at: how the data change."""
     unit: str = "tokens"
     """What the test lengths count."""
+    n_scored: Callable[[int], int] | None = None
+    """The scored positions of a row of a test length. If given, the value at a length is that of the
+    positions beyond the length before it, the first of which is that of training; median, range and
+    orderings are those `above_at`. Rows of two lengths are drawn apart: it has the errors of both.
+    """
     evaluated: str = "rows of the training length"
     """The rows of the evaluation during training, from which median, range and solved runs are taken."""
     x: str | None = None

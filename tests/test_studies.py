@@ -227,6 +227,22 @@ def test_an_ordering_holds_if_the_ranges_of_three_seeds_are_apart():
     assert unequal.why == "unequal budgets: 512,000 rows against 256,000"
 
 
+def test_beyond_the_trained_positions_is_what_a_length_adds_to_the_one_before():
+    """0.5 of 31 positions, 0.75 of 63: all of the 32 that were added."""
+    rows = {name: {**row, "by_length": {"32": 0.5, "64": 47 / 63}} for name, row in RESULTS["runs"].items()}
+    lengths = dict.fromkeys((32, 64), lambda data: data)
+    beyond = dataclasses.replace(
+        EXAMPLE, n_scored=lambda length: length - 1, above_at=64, unit="bits", lengths=lengths
+    )
+    group = pages.groups_of(beyond, {**FOLLOWED, "runs": rows})["pattern=fir,width=1"]
+    assert group.by_length == {64: pytest.approx((31.5 / 32,) * 3)}
+    assert group.last == group.by_length[64]
+    assert group.later is None
+    page = pages.page(beyond, {**FOLLOWED, "runs": rows})
+    assert "| bits 32 to 63 |" in page
+    assert "at 256,000 rows, bits 32 to 63" in page
+
+
 def test_a_search_goes_on_while_the_best_rate_is_the_outermost():
     assert protocol.first_rates(1e-3) == (3.2e-4, 1e-3, 3.2e-3)
     next_rate = partial(protocol.next_rate, own=1e-3)

@@ -180,7 +180,7 @@ def page() -> str:
             "a state that flips, or a group",
             [
                 "`hawk` with `sign` gate; `gated_delta` with `negative_eigenvalues` and `factors` 2",
-                f"[parity at 256 tokens {parity['model=hawk_gate'].median(256):.2f}, Hawk"
+                f"[parity of bits 128 to 255 {parity['model=hawk_gate'].median(256):.2f}, Hawk"
                 f" {parity['model=hawk'].median(256):.2f}](../state_tracking/README.md); [permutations"
                 f" {words['model=delta_product'].median(64):.2f}](../word_problems/README.md)",
                 "two factors are two updates a token",
