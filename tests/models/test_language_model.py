@@ -365,6 +365,19 @@ def test_remat_changes_nothing_but_memory(name, n_layers, policy):
         assert_close(a, b)
 
 
+def test_kept_filters_are_not_made_again_for_the_backward_pass():
+    """One product fewer, of the filter network's last layer: derivatives of the layers before need these."""
+
+    def products(policy):
+        config = dataclasses.replace(VARIANTS["pre_norm"], pattern=(HyenaConfig(),), n_layers=1, remat=policy)
+        model = models.build(config)
+        params = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
+        loss = jax.grad(lambda params: model.apply({"params": params}, TOKENS).sum())
+        return str(jax.make_jaxpr(loss)(params)).count("dot_general[")
+
+    assert products("none") < products("filters") == products("block") - 1
+
+
 @pytest.mark.parametrize(
     "name", ["griffin", "untied_head_with_bias", *in_grid("pre_norm", "striped_hyena_2", "lfm2")]
 )

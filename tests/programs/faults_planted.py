@@ -654,6 +654,7 @@ FAULTS = [
         "key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))",
         "key = jax.random.fold_in(key, 0)",
         "all devices drop the same units",
+        ("tests/check/test_check.py",),
     ),
     Fault(
         "parts_share_the_dropout_key",
