@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from study import Study
 
 N_SEEDS = 3  # of each group of an ordering
+MARGIN = 0.02  # two standard errors of an accuracy over several thousand answers, and more
 MAX_ROWS, MAX_COLUMNS = 10, 8
 COLOUR_OF = {
     **{"hyena": 0, "hawk": 1, "attention": 2, "gated_delta": 3, "mamba2": 4, "local_attention": 5, "h3": 6},
@@ -122,7 +123,8 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[Ordering]:
     """Each expected ordering of which there are results.
 
     It holds if all groups have N_SEEDS seeds, the first side has no larger a budget, and its lowest seed is
-    above the highest of the second side; and at 2N if it is above the doubled runs of that side as well.
+    MARGIN above the highest of the second side; and at 2N if it is above the doubled runs of that side as
+    well.
     Where all solve the task, the steps that this took are compared instead.
     """
     found, length = [], study.above_at
@@ -130,13 +132,12 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[Ordering]:
         higher, lower = ([groups[name] for name in side if name in groups] for side in sides)
         if not higher or not lower:
             continue
-        most = study.solved if length is None else 1.0  # beyond solving its task no group is above another
         worst = min(higher, key=lambda group: min(group.at(length)))
         rival = max(lower, key=lambda group: max(group.at(length)))
         low, high = min(worst.at(length)), max(rival.at(length))
         how, few = "not shown", [label(g.label) for g in (*higher, *lower) if g.n_runs < N_SEEDS]
         budget, least = max(group.budget for group in higher), min(group.budget for group in lower)
-        values = f"{low:.3f} ({label(worst.label)}) against {high:.3f} ({label(rival.label)})"
+        values = f"worst seed {low:.3f} of {label(worst.label)}, best seed {high:.3f} of {label(rival.label)}"
         digits = 2 if round(low, 2) != round(high, 2) else 3
         here, all_solve = (
             f"{low:.{digits}f} against {high:.{digits}f}",
@@ -149,12 +150,12 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[Ordering]:
             how = "holds" if late < soon else how
             here = f"by step {late:,} against {soon:,}"
             why = f"every model solves the task, the first side by step {late:,}, the other from {soon:,} on"
-        elif min(low, most) <= min(high, most):
-            why = f"the lowest seed is not above the highest: {values}"
+        elif low < high + MARGIN:
+            why = f"{'the seeds overlap' if low <= high else f'less than {MARGIN} apart'}: {values}"
         elif budget > least:
             why = f"unequal budgets: {budget:,} rows against {least:,}"
         else:
-            how, why = "holds", f"lowest against highest seed: {values}"
+            how, why = "holds", values
             if length is None and all(g.later is not None and g.later < low for g in lower):
                 how = "holds, also at 2N"
         names = (
@@ -333,6 +334,7 @@ def draw(study: "Study", groups: Mapping[str, Group], path: Path) -> None:
     all_axes = figure.subplots(len(panels), squeeze=False)[:, 0]
     for axes, (task, lines) in zip(all_axes, panels.items(), strict=True):
         if study.x is None:
+            lines = {name: lines[name] for name in study.drawn or lines if name in lines}
             published = {label(name): value for name, value in study.published.items()}
             _draw_bars(axes, lines, {} if are_solved else published)
             axes.set_xlabel("steps until solved" if are_solved else study.metric.replace("_", " "))
@@ -341,6 +343,11 @@ def draw(study: "Study", groups: Mapping[str, Group], path: Path) -> None:
             axes.set_ylabel(study.metric.replace("_", " "))
             words = f"{'scored' if study.n_scored else 'test length,'} {study.unit}"
             axes.set_xlabel(words if study.x == "length" else study.x.replace("_", " "))
+        if study.chance is not None:
+            across = axes.axvline if study.x is None else axes.axhline
+            across(study.chance, color="0.6", linestyle=":", zorder=0)
+        if study.trained is not None:
+            axes.axvline(study.trained, color="0.6", linestyle=":", zorder=0)
         axes.set_title(task.replace("_", " "), fontsize="medium")
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(study.message, fontsize="medium", wrap=True)
@@ -366,11 +373,26 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Sequence[Point]], text_of: Calla
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [text_of(tick) for tick in ticks])
     axes.set_ylim(-0.02, 1.04)
-    height = -1.0  # names stand at the ends of their lines, above one another where these meet
-    for name, end in sorted(ends.items(), key=lambda each: each[1]):
-        height = max(end, height + 0.07)
+    for name, height in _apart(ends).items():
         colour, place = style_of(name)["color"], axes.get_yaxis_transform()
         axes.text(1.02, height, name, color=colour, transform=place, va="center", fontsize="small")
+
+
+def _apart(ends: Mapping[str, float], least: float = 0.07) -> dict[str, float]:
+    """Heights of the names of lines with these ends: those that would meet stand around their mean."""
+    blocks: list[list[str]] = []
+    for name in sorted(ends, key=lambda name: ends[name]):
+        blocks.append([name])
+        while len(blocks) > 1 and _bottom(blocks[-1], ends, least) - least < _bottom(
+            blocks[-2], ends, least
+        ) + least * (len(blocks[-2]) - 1):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    return {name: _bottom(block, ends, least) + i * least for block in blocks for i, name in enumerate(block)}
+
+
+def _bottom(block: Sequence[str], ends: Mapping[str, float], least: float) -> float:
+    """The height of the lowest name of a block."""
+    return max(0.0, statistics.fmean(ends[name] for name in block) - least * (len(block) - 1) / 2)
 
 
 def _draw_bars(axes: Axes, lines: Mapping[str, Sequence[Point]], published: Mapping[str, float]) -> None:

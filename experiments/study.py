@@ -62,6 +62,10 @@ class Study:
     metric: str
     solved: float
     """A run with at least this value has solved its task."""
+    chance: float | None = None
+    """What a guess reaches, for the figure."""
+    trained: int | None = None
+    """The test length that is the longest in training, for the figure."""
     paper_rows: str = ""
     """The rows that the source trains on, in words; empty if it does not say."""
     search_part: int = 4

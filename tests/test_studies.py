@@ -203,9 +203,9 @@ def test_an_ordering_holds_if_the_ranges_of_three_seeds_are_apart():
     groups = pages.groups_of(EXAMPLE, FOLLOWED)
     assert [one.how for one in pages.orderings(EXAMPLE, groups)] == ["holds, also at 2N", "not shown"]
     assert pages.verdict(EXAMPLE, groups) == "1 of 2 hold, 1 also at 2N"
-    text = "- **not shown**: hawk, width 1 above fir, width 1, at 256,000 rows (the lowest seed is not above"
+    text = "- **not shown**: hawk, width 1 above fir, width 1, at 256,000 rows (the seeds overlap: worst"
     page = pages.page(EXAMPLE, FOLLOWED)
-    assert f"{text} the highest: 0.400 (hawk, width 1) against 0.520 (fir, width 1))" in page
+    assert f"{text} seed 0.400 of hawk, width 1, best seed 0.520 of fir, width 1)" in page
 
     def first(results=FOLLOWED, **changed):
         here = dataclasses.replace(EXAMPLE, **changed)
@@ -222,6 +222,8 @@ def test_an_ordering_holds_if_the_ranges_of_three_seeds_are_apart():
     high = {**FOLLOWED["runs"]["pattern=fir,width=1,seed=0"], "value": 0.985}
     touching = {**FOLLOWED["runs"], "pattern=fir,width=1,seed=0": high}
     assert first({**FOLLOWED, "runs": touching}).how == "not shown"
+    near = {**FOLLOWED["runs"], "pattern=fir,width=1,seed=0": {**high, "value": 0.965}}
+    assert first({**FOLLOWED, "runs": near}).why.startswith("less than 0.02 apart: worst seed 0.980")
     double = protocol.shortened_by(EXAMPLE.runs["pattern=hawk,seed=0"], 1 / 2)
     unequal = first(runs={name: double if "hyena" in name else run for name, run in EXAMPLE.runs.items()})
     assert unequal.why == "unequal budgets: 512,000 rows against 256,000"

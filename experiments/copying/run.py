@@ -39,8 +39,8 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="Copying 16 tokens",
     source="Task of State-Free Inference of State-Space Models (Parnichkun et al. 2024, 2405.06147)",
-    message="Fixed convolutions copy after a tenth of the steps of a recurrence",
-    claim="""A row shows 16 tokens, then 16 markers at which they are to be named in order. That needs a
+    message="Fixed convolutions learn to copy in less than a tenth of Hawk's steps",
+    claim="""A row has 16 tokens, then 16 markers, at which they must be output in order. That needs a
 fixed delay: a convolution has one, a gated recurrence must build it from its gates. The paper compares
 state-space filters at 1,024 tokens; here the row is short enough for two CPU cores, with a gated recurrence
 for comparison.""",

@@ -14,8 +14,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import reproduce
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from pages import Group, groups_of, style_of
+from pages import N_SEEDS, Group, groups_of, style_of
 from study import results_of
 
 from hyena_jax import config
@@ -31,8 +32,8 @@ MIXERS = (
 )
 CONTEXT = "4096"
 """The context of decoding that the table shows."""
-KEPT = 0.9
-"""A number of pairs counts as kept from this accuracy on."""
+PAIRS = 8
+"""The number of pairs at which recall is compared."""
 
 
 def load(path: str) -> dict[str, Any]:
@@ -62,19 +63,18 @@ def losses_of(variants: dict[str, Any], mixer: str) -> list[float]:
     return [run["validation_loss"] for run in variants[mixer]["runs"]]
 
 
-def pairs_kept() -> dict[str, tuple[float, int]]:
-    """KiB of state and the largest number of pairs of which a model keeps KEPT, 0 if none, by mixer."""
-    found: dict[str, tuple[float, int]] = {}
-    for name, group in study("recall").items():
-        mixer, pairs = (part.partition("=")[2] for part in name.split(","))
-        _, most = found.get(mixer, (0.0, 0))
-        kept = max(most, int(pairs)) if group.median() >= KEPT else most
-        found[mixer] = ((group.state_bytes or 0) / KIB, kept)
-    return found
+def recalled() -> dict[str, Group]:
+    """How each mixer with three seeds recalls PAIRS pairs."""
+    groups = {name.removesuffix(f",pairs={PAIRS}"): group for name, group in study("recall").items()}
+    return {
+        name.removeprefix("pattern="): group
+        for name, group in groups.items()
+        if "pairs" not in name and group.n_runs >= N_SEEDS
+    }
 
 
 def draw(path: Path) -> None:
-    """Language loss over bytes of state, coloured by the time of a decoded token; pairs kept over bytes."""
+    """Language loss over bytes of state, coloured by the time of a decoded token; recall over bytes."""
     variants, decoding = language_models()
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     language, recall = figure.subplots(1, 2)
@@ -84,22 +84,28 @@ def draw(path: Path) -> None:
     sizes, means = [state_of(name) for name in names], [statistics.fmean(losses[name]) for name in names]
     language.vlines(sizes, [min(losses[n]) for n in names], [max(losses[n]) for n in names], color="0.6")
     points = language.scatter(sizes, means, c=times, cmap="viridis_r", norm="log", s=40, zorder=3)
-    for name, size, mean in zip(names, sizes, means, strict=True):
-        language.annotate(name, (size, mean), (5, 3), textcoords="offset points", fontsize="small")
+    for i, (mean, size, name) in enumerate(sorted(zip(means, sizes, names, strict=True))):
+        _name(language, name, (size, mean), i)
     figure.colorbar(points, ax=language, label=f"µs a decoded token, {int(CONTEXT):,} tokens before it")
     language.set(xscale="log", xlabel="decoding state, KiB", ylabel="validation loss, nats")
     language.set_title("Language: Mamba-2 is lowest, Hawk smallest", fontsize="medium")
-    for name, (size, kept) in pairs_kept().items():
-        recall.plot(size, kept, "o", color=style_of(name)["color"])
-        turned = 0 if kept else 50  # where the names of several would cover each other
-        shift = {"xytext": (4, 4), "textcoords": "offset points"}
-        recall.annotate(name, (size, kept), **shift, fontsize="small", rotation=turned)
+    for i, (name, group) in enumerate(sorted(recalled().items(), key=lambda each: each[1].median())):
+        size, colour = (group.state_bytes or 0) / KIB, style_of(name)["color"]
+        recall.vlines(size, min(group.last), max(group.last), color=colour, alpha=0.4)
+        recall.plot(size, group.median(), "o", color=colour)
+        _name(recall, name, (size, group.median()), i)
     recall.set_xscale("log", base=2)
-    recall.set(xlabel="decoding state, KiB", ylabel=f"pairs kept at {KEPT:g}")
-    recall.set_title("Recall: how a state is written decides, then its size", fontsize="medium")
+    recall.set(xlabel="decoding state, KiB", ylabel=f"accuracy at {PAIRS} pairs")
+    recall.set_title("Recall: delta rules and attention are highest", fontsize="medium")
     for axes in (language, recall):
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path, dpi=130)
+
+
+def _name(axes: Axes, name: str, point: tuple[float, float], number: int) -> None:
+    """Neighbours by height have their names on different sides, where these do not cover each other."""
+    place, side = ((6, 3), "left") if number % 2 else ((-6, -8), "right")
+    axes.annotate(name, point, place, textcoords="offset points", fontsize="small", ha=side)
 
 
 def rows() -> list[tuple[str, list[str]]]:
@@ -124,11 +130,11 @@ def page() -> str:
     """The page, in Markdown."""
     variants, decoding = language_models()
     loss = {name: statistics.fmean(losses_of(variants, name)) for name in MIXERS}
-    parity, words, copying, longer = map(
-        study, ("state_tracking", "word_problems", "string_copying", "extrapolation")
+    parity, words, copying, longer, mad = map(
+        study, ("state_tracking", "word_problems", "string_copying", "extrapolation", "mad")
     )
-    kept = pairs_kept()
-    token = {name: 1e6 / decoding[name][CONTEXT]["tokens_per_second"] for name in ("hawk", "attention")}
+    pairs = recalled()
+    token = {name: 1e6 / each[CONTEXT]["tokens_per_second"] for name, each in decoding.items()}
     induction = longer["task=induction,model=hawk"]
     plans = {row["mixer"]: row["result"] for row in load("tpu/results.json")["rows"] if row.get("mixer")}
     planned = {
@@ -138,16 +144,16 @@ def page() -> str:
     columns = ("loss, nats", "over seeds", "state, KiB", "ms a step", "µs a token")
     gained = runpy.run_path(str(RESULTS / "signed" / "run.py"))["gains"](load("signed/results.json"))
 
-    def pairs(mixer: str) -> str:
-        size, most = kept[mixer]
-        return f"{most} pairs in {size:.0f} KiB"
+    def of_pairs(mixer: str) -> str:
+        return f"{min(pairs[mixer].last):.2f} to {max(pairs[mixer].last):.2f}"
 
     needs = [
         (
             "recall in a constant state",
             [
                 "`gated_delta`, `kda`, `rwkv7`",
-                f"[{pairs('gated_delta')}; Mamba-2 {pairs('mamba2')}](../recall/README.md)",
+                f"[of {PAIRS} pairs {of_pairs('rwkv7')} (RWKV-7), {of_pairs('gated_delta')}; Mamba-2"
+                f" {of_pairs('mamba2')}](../recall/README.md)",
                 "a training step of twice to four times Hawk's",
             ],
         ),
@@ -155,7 +161,7 @@ def page() -> str:
             "all pairs of a long text",
             [
                 "`attention` behind a gated convolution",
-                f"[{pairs('attention')}](../recall/README.md)",
+                f"[MAD's recall {mad['task=recall,pattern=conv_attention'].median():.2f}](../mad/README.md)",
                 "a state that grows with the text",
             ],
         ),
@@ -168,12 +174,13 @@ def page() -> str:
             ],
         ),
         (
-            "the smallest state, the quickest token",
+            "a small state, quick tokens",
             [
-                "`hawk`",
-                f"[{token['hawk']:.0f} µs a token, attention {token['attention']:.0f}]"
+                "`hawk`, `rwkv7`",
+                f"{state_of('hawk'):.0f} and {state_of('rwkv7'):.0f} KiB; [{token['hawk']:.0f} and"
+                f" {token['rwkv7']:.0f} µs a token, attention {token['attention']:.0f}]"
                 "(../generation/README.md)",
-                "little recall",
+                "Hawk: little recall",
             ],
         ),
         (
@@ -200,14 +207,14 @@ def page() -> str:
     header, rule, *lines = markdown("if you need", ("take", "evidence", "cost"), needs)
     return f"""# Which mixer should I use?
 
-**Take the write rule for recall, the state for its amount, and Hawk where bytes count.** All numbers are of
-small models on two CPU cores, and of the pages that are linked.
+**For recall take a delta rule or attention, for the lowest loss Mamba-2, and Hawk where bytes count.** All
+numbers are of small models on two CPU cores, and of the pages that are linked.
 
-![Language loss and pairs kept over the size of the decoding state](plot.png)
+![Language loss, and recall, over the size of the decoding state](plot.png)
 
 {chr(10).join([header, rule.replace(":", ""), *lines])}
 
-## The sign is not what helps on language
+## No help of the sign is seen on language
 
 **A third gate accounts for what the signed Hawk gains on language; three seeds show no help of the sign**
 (0.01 nats are not excluded). [Runs that could refute it](../signed/README.md), as differences of losses in
@@ -215,7 +222,7 @@ nats, means of three seeds with the least and the most between any two:
 
 {gained}
 
-## All mixers, one size a row
+## All mixers at one size
 
 {chr(10).join(markdown("`shakespeare_cpu:NAME`", columns, rows()))}
 
