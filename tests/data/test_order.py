@@ -64,6 +64,8 @@ def test_every_window_comes_once_an_epoch():
         ours = at.source == i
         for epoch in range(at.epoch[ours].max()):  # the last one may be cut
             np.testing.assert_array_equal(np.sort(at.window[ours & (at.epoch == epoch)]), np.arange(n))
+        first, second = (at.window[ours & (at.epoch == epoch)] for epoch in (0, 1))
+        assert np.mean(first == second) < 0.5
 
 
 def test_rows_alone_are_as_in_order():

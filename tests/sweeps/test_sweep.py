@@ -37,7 +37,9 @@ from hyena_jax.training.metrics import read_rows
 pytestmark = pytest.mark.xdist_group("sweep")  # its tests share four runs
 
 SMALL = Experiment(
-    model=LanguageModelConfig(pattern=(AttentionConfig(1),), n_layers=1, d_model=4, d_ff=4, max_len=8),
+    model=LanguageModelConfig(
+        pattern=(AttentionConfig(1),), n_layers=1, d_model=4, d_ff=4, max_len=8, dropout=0.1
+    ),
     data=MajorityConfig(seq_len=8, test_rows=16, batch_size=4),
     optimizer=SGDConfig(learning_rate=1e-2, schedule=ConstantConfig(warmup_steps=0), clip_norm=None),
     training=TrainingConfig(steps=6, eval_every=2, checkpoint_every=3, log_every=3),
@@ -176,7 +178,6 @@ def assert_alike(a, b):
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
-@pytest.mark.grid
 def test_runs_together_are_those_alone_and_one_that_diverges_does_not_stop_the_others(
     swept, trained_together
 ):
