@@ -42,6 +42,7 @@ from hyena_jax.distillation.model import (
     filter_errors,
     kl_divergence,
     long_filters,
+    make_comparison_step,
     spectra,
 )
 from hyena_jax.filters import build_filter
@@ -187,6 +188,16 @@ def test_errors_are_relative_and_bounded():
             pytest.approx(by_channel.max()),
         )
         assert error.least <= error.error <= error.balanced
+
+
+def test_the_divergence_is_of_the_run_from_its_distilled_form():
+    model = models.build(model_config(HyenaConfig(filter=ModalFilterConfig(n_modes=2))))
+    run, distilled = (init_params(model, seed) for seed in (0, 1))
+    tokens = np.arange(L)[None] % 5
+    batch = {"inputs": tokens, "targets": tokens, "weights": np.ones(tokens.shape, np.float32)}
+    p, q = (jax.nn.log_softmax(model.apply({"params": params}, tokens)) for params in (run, distilled))
+    found = make_comparison_step(model, model)((run, distilled), batch)["kl"]
+    assert_close(found, (jnp.exp(p) * (p - q)).sum((-1, -2)))
 
 
 def test_kl_against_its_definition():

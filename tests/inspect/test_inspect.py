@@ -282,6 +282,16 @@ def test_the_report_of_a_trace_is_json(seen):
     assert not any("before" in name.lower() for one in alone for name in one)
 
 
+def test_the_matrices_of_a_causal_mixer_read_earlier_tokens_alone(seen):
+    _, params, _, trace = seen
+    shown = json_values.mixed(trace.layers[0], trace.layers[0].own(params), n_heads=2)
+    assert shown.is_causal
+    assert shown.views[0].name == "all 8 channels: root mean square"
+    for view in shown.views:
+        assert_close(np.triu(view.matrix, 1), np.zeros((12, 12)))
+        assert np.abs(np.tril(view.matrix, -1)).max() > 0
+
+
 class Running(nn.Module):
     """A mixer without mixing matrices, under a registered config."""
 

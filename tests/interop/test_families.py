@@ -41,7 +41,7 @@ BOTH_LENGTHS = pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.ma
 @BOTH_LENGTHS
 @pytest.mark.parametrize(
     "family",
-    ["lfm2", "olmo_hybrid", *in_grid("rwkv7", "safari", "stripedhyena2", "hyenadna", "rwkv7_transformers")],
+    ["lfm2", "olmo_hybrid", "stripedhyena2", *in_grid("rwkv7", "safari", "hyenadna", "rwkv7_transformers")],
 )
 def test_logits_are_the_reference_s(converted, family, which):
     run = hyena_jax.load_run(converted(family))
@@ -233,6 +233,9 @@ def test_the_0b1_has_the_shapes_of_its_preset():
     assert mixer.ranks(768) == preset.pattern[0].ranks(768)
     same = {name: getattr(preset, name) for name in ("pattern", "max_len", "dtype", "remat")}
     assert dataclasses.replace(model, **same) == preset
+    values = {"model_type": "rwkv7", "hidden_size": 768, "num_hidden_layers": 12, "norm_eps": 2e-5}
+    (mixer,) = rwkv7.from_settings(Settings("config.json", values)).pattern
+    assert mixer.norm_eps == 64 * 2e-5  # of a sum over a head's channels
 
 
 def test_the_2b_has_its_tensors():
@@ -249,8 +252,10 @@ def test_the_2b_has_its_tensors():
     assert dataclasses.replace(model, **same) == preset
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize(("flags", "window"), [((), 6), (("--window-of", "transformers"), 5)])
+@pytest.mark.parametrize(
+    ("flags", "window"),
+    [pytest.param((), 6, marks=pytest.mark.grid), (("--window-of", "transformers"), 5)],
+)
 def test_recurrentgemma_s_window_is_that_of_the_code_it_was_trained_with(
     stored, tmp_path, capsys, flags, window
 ):

@@ -60,6 +60,20 @@ def test_loops_run_as_often_as_their_condition_says():
     assert "slice" not in rounds, "a part of a fusion does not run by itself"
 
 
+def test_the_rounds_of_a_loop_within_a_loop_multiply():
+    outer = """
+%around (arg.2: (s32[], f32[4,100])) -> (s32[], f32[4,100]) {
+  %arg.2 = (s32[], f32[4,100]) parameter(0)
+  ROOT %inner = (s32[], f32[4,100]) while(%arg.2), condition=%condition, body=%body
+}
+
+ENTRY"""
+    known = 'body=%around, backend_config={"known_trip_count":{"n":"3"}}'
+    before, entry = PROGRAM.split("ENTRY")
+    text = before + outer.strip("\n") + entry.replace("body=%body", known)
+    assert {one.name: n for one, n in Program(text).running()}["row"] == 21
+
+
 def test_a_counter_that_grows_by_two():
     twice = "  %two = s32[]{:T(128)} constant(2)\n  %next = s32[]{:T(128)} add(%i, %two)\n  ROOT %out"
     text = PROGRAM.replace("  ROOT %out", twice).replace("tuple(%i, %x)", "tuple(%next, %x)")

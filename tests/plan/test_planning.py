@@ -5,14 +5,16 @@ import importlib.util
 import json
 from types import SimpleNamespace
 
+import jax
 import pytest
 from rich.console import Console
 
 from hyena_jax import config
 from hyena_jax.cli import main
-from hyena_jax.config import ParallelConfig
+from hyena_jax.config import AttentionConfig, ParallelConfig
 from hyena_jax.plan import planning, presentation, search, targets
 from hyena_jax.plan.compiling import VOCABULARY, Compiled, Limits, Unfinished
+from hyena_jax.plan.step import lower
 from hyena_jax.plan.targets import parse_target
 from hyena_jax.sweeps.compare import n_params
 from hyena_jax.system.chips import GIB
@@ -67,6 +69,16 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(planning, "compile_step", compile_step)
     return depths
+
+
+def test_the_facts_of_a_step_have_two_moments_of_each_parameter():
+    small = experiment(1, devices=1)
+    model = dataclasses.replace(small.model, d_model=8, d_ff=8, max_len=16, pattern=(AttentionConfig(2),))
+    data = dataclasses.replace(small.data, seq_len=16, batch_size=2)
+    facts = lower(dataclasses.replace(small, model=model, data=data), jax.devices()[:1]).facts
+    assert facts["parameters"]["device"] == 4 * facts["n_params"]
+    assert 0 <= facts["optimizer"]["device"] - 8 * facts["n_params"] < 100
+    assert facts["units"] == 32
 
 
 def test_depth_is_continued_from_one_and_two_repeats(compiled):

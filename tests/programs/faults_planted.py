@@ -1429,6 +1429,7 @@ FAULTS = [
         'r"/(bias|scale|skip|short_taps|short_bias)$"',
         'r"/(scale|skip|short_taps|short_bias)$"',
         "biases are decayed along with the weights",
+        ("tests/training/test_optimizer.py",),
     ),
     Fault(
         "failed_sweep_exits_with_zero",

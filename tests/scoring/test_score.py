@@ -93,6 +93,13 @@ def test_what_is_derived_from_the_log_probabilities():
     assert (empty.log_likelihood, empty.perplexity, empty.bits_per_byte) == (0, None, None)
 
 
+def test_bits_a_byte_of_a_file_count_first_tokens_as_any_other():
+    """6 bits for 4 of 5 tokens: 1.5 bits a token, of 10 bytes; the second text is a first token alone."""
+    rows = [{"tokens": 5, "scored": 4, "log_likelihood": -6 * math.log(2), "bytes": 9}]
+    rows += [{"tokens": 1, "scored": 0, "log_likelihood": 0.0, "bytes": 1}]
+    assert score_file.total(rows).endswith(f", {1.5 * 6 / 10:.6g} bits a byte")
+
+
 LINES = "ACGTNacgtn\n" * 30 + "A\n\n" + "ACCA" * 40 + "\n" + "GATTACA\n" * 20
 
 

@@ -22,7 +22,7 @@ from hyena_jax.data.tokenizers import BytesTokenizer
 from hyena_jax.sweeps import figure
 from hyena_jax.sweeps.compare import summarise, text_table
 from hyena_jax.sweeps.figure import draw_curves, in_legend
-from hyena_jax.sweeps.runs import group, read_runs
+from hyena_jax.sweeps.runs import group, is_better, read_runs
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.recall import MQARConfig
 from hyena_jax.training.folder import write_description
@@ -112,6 +112,10 @@ def test_filters_that_all_sequences_share_are_not_state(tmp_path):
     (row,) = hyena_jax.compare([run])
     inputs = 16 * 8 * 4
     assert inputs <= row.state_bytes < 3 * inputs
+
+
+def test_of_losses_and_perplexities_the_smaller_is_better():
+    assert [is_better(name, 1.0, 2.0) for name in ("loss", "perplexity", "accuracy")] == [True, True, False]
 
 
 def test_a_loss_is_better_below(sweep):

@@ -82,6 +82,14 @@ def test_the_values_are_those_of_a_continuation_by_hand(without_dropout, tmp_pat
     np.testing.assert_allclose(rates[5:], [3e-4 * 5 / 7, 3e-4 * 6 / 7, 3e-4], rtol=1e-6)
 
 
+def test_another_optimizer_counts_from_the_next_step_on(experiment):
+    first = config.stages_after((), experiment, 0)
+    changed = with_optimizer(experiment, 14, learning_rate=1e-3)
+    stages = config.stages_after(config.stages_after(first, changed, 12), changed, 13)
+    assert [stage.first_step for stage in stages] == [1, 13]
+    assert config.stage_changes(stages) == {13: ["optimizer.learning_rate: 0.002 -> 0.001"]}
+
+
 @pytest.mark.grid
 def test_without_the_flag_it_is_refused_and_the_folder_says_what_held_when(
     trained, experiment, tmp_path, capsys

@@ -64,6 +64,14 @@ def slept(monkeypatch):
     return seconds
 
 
+def test_a_lease_is_renewed_every_quarter_of_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(lease, "repeat", lambda do, every, done: asked.append(every))
+    free = SimpleNamespace(stat=lambda name: None, put=lambda *about: SimpleNamespace(generation=1))
+    with Lease(free, print, 60):
+        assert asked == [15]
+
+
 def test_a_lock_is_held_and_freed(bucket):
     lines = []
     with Lease(opened(bucket), lines.append) as lease:
