@@ -25,6 +25,7 @@ from hyena_jax.config import (
 )
 from hyena_jax.mixers import Mixer
 from hyena_jax.models.blocks import REMAT_POLICIES
+from hyena_jax.reference import delta_rule
 from hyena_jax.reference import models as reference
 from hyena_jax.system.errors import UserError
 
@@ -248,15 +249,29 @@ def test_initial_deviations(name, embedding, hidden, out):
         assert leaf.std() == pytest.approx(deviation, rel=0.15), what
 
 
-@pytest.mark.grid
-def test_the_first_layer_s_values_reach_all_others_of_its_kind():
-    """Through other mixers too; and in decoding, documents and the backward pass, recomputed or not."""
+def behind_attention():
+    """Attention and two layers of RWKV-7, and their parameters."""
     config = VARIANTS["rwkv7"]
     mixed = dataclasses.replace(config, pattern=(AttentionConfig(2), *2 * config.pattern), n_layers=3)
-    params = init(mixed)
+    return mixed, init(mixed)
+
+
+def test_the_first_layer_s_values_reach_all_others_of_its_kind():
+    mixed, params = behind_attention()
     assert ["value" in params[f"blocks_{i}"]["mixer"] for i in range(3)] == [False, False, True]
-    logits = logits_of(params, TOKENS, mixed)
-    assert_close(logits, reference.language_model(params, TOKENS, mixed, mixers_of(mixed)))
+    attention, handed = mixers_of(mixed)[0], {}
+
+    def oracle(params, x):
+        one_document = np.zeros(TOKENS.shape, np.int32)
+        return delta_rule.rwkv7(mixed.pattern[1], params, x, mixed.max_len, one_document, handed)
+
+    expected = reference.language_model(params, TOKENS, mixed, [attention, oracle, oracle])
+    assert_close(logits_of(params, TOKENS, mixed), expected)
+
+
+@pytest.mark.grid
+def test_the_first_layer_s_values_in_decoding_and_in_documents():
+    mixed, params = behind_attention()
     other = jax.tree.map(lambda x: x, params)
     other["blocks_1"]["mixer"]["v_proj"]["kernel"] = 2 * params["blocks_1"]["mixer"]["v_proj"]["kernel"]
     other["blocks_1"]["mixer"]["out_proj"]["kernel"] = 0 * params["blocks_1"]["mixer"]["out_proj"]["kernel"]

@@ -138,7 +138,9 @@ LAYOUTS = [
     pytest.param(ParallelConfig(devices=1), 4, None, marks=pytest.mark.grid),
     pytest.param(ParallelConfig(devices=1), 1, 3, marks=pytest.mark.grid),
     pytest.param(ParallelConfig(devices=4), 1, None, marks=pytest.mark.grid),
-    (ParallelConfig(strategy="sharded", devices=4, data=2, fsdp=2), 2, None),
+    pytest.param(
+        ParallelConfig(strategy="sharded", devices=4, data=2, fsdp=2), 2, None, marks=pytest.mark.grid
+    ),
 ]
 
 
@@ -156,7 +158,6 @@ def alone():
     return trained(ParallelConfig(devices=1), 1, BATCHES, metrics=METRICS)
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize(("config", "parts", "chunk"), LAYOUTS)
 def test_a_weighted_mean_is_the_same_in_every_layout(config, parts, chunk, alone):
     found, params = trained(config, parts, BATCHES, metrics=METRICS, chunk=chunk)
