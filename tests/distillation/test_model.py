@@ -200,6 +200,11 @@ def test_the_divergence_is_of_the_run_from_its_distilled_form():
     assert_close(found, (jnp.exp(p) * (p - q)).sum((-1, -2)))
 
 
+def test_the_bound_is_on_a_difference_of_nats():
+    tried, bound = (SimpleNamespace(values={"loss": loss}) for loss in (2.5, 2.0))
+    assert outcome.Outcome.increase(SimpleNamespace(before=bound.values), tried) == 0.5
+
+
 def test_kl_against_its_definition():
     p, q = np.random.default_rng(0).dirichlet(np.ones(7), (2, 50))
     near = p * (1 + 1e-4 * noise(50, 7))

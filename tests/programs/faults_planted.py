@@ -572,13 +572,6 @@ FAULTS = [
         "checkpoints by the clock come every few seconds",
     ),
     Fault(
-        "best_loss_is_the_last",
-        "hyena_jax/training/hooks.py",
-        "self._best_loss = min(now.loss, self._best_loss)",
-        "self._best_loss = now.loss",
-        "a checkpoint counts as the best if it is better than the last",
-    ),
-    Fault(
         "target_must_be_passed",
         "hyena_jax/training/evaluate.py",
         "values[name] <= target if name in LOWER_IS_BETTER else values[name] >= target",

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from grid import in_grid
 from scoring.saved import saved_run
 from tolerances import assert_close
 
@@ -37,8 +38,7 @@ def plain(run, text, layer, stride=MAX_LEN // 2):
         start += stride
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("layer", [0, None, 1])
+@pytest.mark.parametrize("layer", [1, *in_grid(0, None)])
 def test_states_are_those_of_the_plain_forward_pass(run, layer):
     of_tokens = run.embed(TEXTS, layer=layer, pool="none", batch_size=2)
     for text, rows in zip(TEXTS, of_tokens, strict=True):

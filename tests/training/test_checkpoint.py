@@ -290,6 +290,13 @@ def test_only_losses_on_the_rows_of_the_newest_are_compared(tmp_path):
     assert best(tmp_path) == Best(3, 2.0, "b")
 
 
+def test_a_checkpoint_by_the_clock_pushes_out_no_other(tmp_path):
+    with Checkpoints(tmp_path, 2, print) as checkpoints:
+        for step in range(1, 6):
+            checkpoints.save(Meta(step=step, loss=None, timed=step in (2, 4)), items(step))
+    assert saved_steps(tmp_path) == [5, 4, 3]
+
+
 def test_a_damaged_best_checkpoint_is_set_aside(folder):
     damage(folder / "2", "flipped bit")
     restored, lines = restore(folder)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -463,3 +464,21 @@ def test_parameters_of_any_saved_step_can_be_read(whole, console):
             load_params(run, model, wrong, print)
     with pytest.raises(UserError, match="holds no run"):
         read_folder(whole / "checkpoints")
+
+
+def test_a_checkpoint_by_the_clock_is_overdue_after_its_minutes(experiment, monkeypatch):
+    monkeypatch.setattr(hooks, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+
+    def is_overdue(saved_at, minutes=10):
+        training = dataclasses.replace(experiment.training, checkpoint_minutes=minutes)
+        run = SimpleNamespace(
+            setup=SimpleNamespace(experiment=dataclasses.replace(experiment, training=training)),
+            stop=SimpleNamespace(name=None),
+            progress=SimpleNamespace(is_unread=False),
+            save=SimpleNamespace(saved_at=saved_at),
+        )
+        now = hooks.Now(experiment.parallel.stop_every, None, {}, is_last=False)
+        hooks.Agree(run)(now)
+        return now.is_overdue
+
+    assert [is_overdue(400), is_overdue(401), is_overdue(0, minutes=None)] == [True, False, False]

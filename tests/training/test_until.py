@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 from whole_runs import assert_same_run, rows, with_training
 
+from hyena_jax.data.dataset import load
 from hyena_jax.system.errors import UserError
+from hyena_jax.tasks.arithmetic import MajorityConfig
 from hyena_jax.training.checkpoint import saved_steps
-from hyena_jax.training.evaluate import is_reached
+from hyena_jax.training.evaluate import is_reached, measured_on
 from hyena_jax.training.run import train
 
 
@@ -29,7 +31,11 @@ def test_losses_reach_a_target_from_above_and_all_else_from_below(until, reached
     )
 
 
-@pytest.mark.grid
+def test_losses_are_those_of_equal_rows_or_not_compared():
+    data = load(MajorityConfig(seq_len=8, test_rows=8, batch_size=4))
+    assert measured_on(data) == measured_on(data, 8) != measured_on(data, 4)
+
+
 def test_a_run_stops_at_the_first_evaluation_that_reaches_its_target(whole, experiment, tmp_path, console):
     losses = {row["step"]: row["validation/loss"] for row in rows(whole) if "validation/loss" in row}
     assert [*losses] == [4, 8, 12]
