@@ -144,17 +144,16 @@ def test_evaluate_and_metrics_agree(run, tmp_path):
     assert run.evaluate(tmp_path / "other.txt", batch_size=3)["tokens"] == 12 * 30 - 1
 
 
-@pytest.mark.grid
 def test_generate_is_the_command(run, tmp_path, capsys):
     output = tmp_path / "out.jsonl"
-    arguments = "--max-new-tokens 6 --seed 3 --num-samples 2 --top-k 5 --stop z --output".split()
+    arguments = "--max-new-tokens 6 --seed 3 --num-samples 2 --top-k 5 --top-p 0.5 --stop z --output".split()
     command = ["generate", str(run.workdir), "--prompt", "the", "a q", *arguments, str(output)]
     assert cli.main(command) == 0
     capsys.readouterr()
     lines = [json.loads(line) for line in output.read_text().splitlines()]
-    options = {"top_k": 5, "seed": 3, "num_samples": 2, "stop": "z"}
+    options = {"top_k": 5, "top_p": 0.5, "seed": 3, "num_samples": 2, "stop": "z"}
     assert run.generate(["the", "a q"], 6, **options) == [line["text"] for line in lines]
-    rule = hyena_jax.SamplingRule(top_k=5)
+    rule = hyena_jax.SamplingRule(top_k=5, top_p=0.5)
     request = hyena_jax.Request(6, rule, seed=3, n_samples=2, stop_tokens=(ord("z"),))
     rows = run.continuations([list(b"the"), "a q"], request)
     assert [row.tokens.tolist() for row in rows] == [line["tokens"] for line in lines]

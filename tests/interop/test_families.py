@@ -157,7 +157,6 @@ def test_the_optimizer_s_state_is_that_of_a_new_run(converted):
     assert restored.meta.to_json() == {"step": 0, "loss": None}
 
 
-@pytest.mark.grid
 def test_striped_hyena_2_scales_its_rotary_positions(converted):
     pattern = hyena_jax.load_run(converted("stripedhyena2")).experiment.model.pattern
     attention = next(mixer for mixer in pattern if isinstance(mixer, AttentionConfig))

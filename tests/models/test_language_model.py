@@ -473,10 +473,13 @@ def test_too_long_sequences_are_refused():
         logits_of(init(), jnp.zeros((1, 14), jnp.int32))
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("mixer", [AFTSimpleConfig(), AFTLocalConfig(window=3)], ids=["positions", "biases"])
+@pytest.mark.parametrize(
+    "mixer",
+    [AFTSimpleConfig(), *in_grid(AFTLocalConfig(window=3)), AttentionConfig(2)],
+    ids=["positions", "biases", "cache"],
+)
 def test_steps_beyond_max_len_are_no_numbers(mixer):
-    """Where a state does not grow, but positions or biases end."""
+    """Where a state does not grow, but positions or biases end; and where it is full."""
     learned = isinstance(mixer, AFTSimpleConfig)
     config = dataclasses.replace(CONFIG, pattern=(mixer,), learned_positions=learned)
     params, step = init(config), jitted(config, "step")

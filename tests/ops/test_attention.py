@@ -332,6 +332,12 @@ def test_rotary_equals_the_definition(fraction):
     assert_close(rotary(q, np.arange(64), round(6 * fraction), 10_000.0), expected)
 
 
+def test_scaled_rotary_positions_are_divided():
+    q, _, _ = arrays(7)
+    far = ops.rotary(q, 4 * np.arange(7), 6, 10_000.0, scaling=4.0)
+    assert_close(far, rotary(q, np.arange(7), 6, 10_000.0))
+
+
 def test_rotary_products_depend_on_the_distance_alone():
     with jax.enable_x64(True):
         q, k, _ = map(np.float64, arrays(7))

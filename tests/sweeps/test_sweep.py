@@ -28,7 +28,8 @@ from hyena_jax.config import (
     SGDConfig,
     TrainingConfig,
 )
-from hyena_jax.sweeps.pool import Event, ThisMachine, _divided_cores
+from hyena_jax.sweeps.pool import Event, RunRequest, ThisMachine, _divided_cores
+from hyena_jax.sweeps.serve import _options
 from hyena_jax.sweeps.sweep import KEPT, Outcome, _continued, _ended, _named
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.arithmetic import MajorityConfig
@@ -338,6 +339,12 @@ def test_another_sweep_is_refused(swept, tmp_path):
         with pytest.raises(UserError, match="name must be a folder's name"):
             hyena_jax.sweep({name: SMALL}, tmp_path / "new", quiet=True)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_worker_starts_a_run_from_the_parameters_of_its_request(tmp_path):
+    request = RunRequest("train", {}, str(tmp_path / "a"), str(tmp_path / "base"))
+    assert _options(request).init_from == tmp_path / "base"
+    assert _options(request._replace(init_from=None)).init_from is None
 
 
 @pytest.mark.grid
