@@ -675,7 +675,7 @@ FAULTS = [
         "SamplingRule(self.greedy, self.temperature, self.top_k, self.top_p, self.min_p)",
         "SamplingRule(self.greedy, self.temperature, self.top_k, self.min_p, self.top_p)",
         "generate takes --top-p for --min-p",
-        ("tests/test_cli.py",),
+        ("tests/test_cli.py", "tests/test_api.py"),
     ),
     Fault(
         "api_swaps_top_p_and_min_p",
