@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from study import Study
 
 N_SEEDS = 3  # of each group of an ordering
-MARGIN = 0.02  # two standard errors of an accuracy over several thousand answers, and more
+MARGIN = 0.02  # the standard error of an accuracy is up to 0.01
 MAX_ROWS, MAX_COLUMNS = 10, 8
 COLOUR_OF = {
     **{"hyena": 0, "hawk": 1, "attention": 2, "gated_delta": 3, "mamba2": 4, "local_attention": 5, "h3": 6},
@@ -124,8 +124,7 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[Ordering]:
 
     It holds if all groups have N_SEEDS seeds, the first side has no larger a budget, and its lowest seed is
     MARGIN above the highest of the second side; and at 2N if it is above the doubled runs of that side as
-    well.
-    Where all solve the task, the steps that this took are compared instead.
+    well. Where all solve the task, the steps that this took are compared instead.
     """
     found, length = [], study.above_at
     for sides in study.above:
@@ -346,8 +345,8 @@ def draw(study: "Study", groups: Mapping[str, Group], path: Path) -> None:
         if study.chance is not None:
             across = axes.axvline if study.x is None else axes.axhline
             across(study.chance, color="0.6", linestyle=":", zorder=0)
-        if study.trained is not None:
-            axes.axvline(study.trained, color="0.6", linestyle=":", zorder=0)
+        if study.x == "length" and study.n_scored is None:
+            axes.axvline(min(study.lengths), color="0.6", linestyle=":", zorder=0)
         axes.set_title(task.replace("_", " "), fontsize="medium")
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(study.message, fontsize="medium", wrap=True)
@@ -380,19 +379,17 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Sequence[Point]], text_of: Calla
 
 def _apart(ends: Mapping[str, float], least: float = 0.07) -> dict[str, float]:
     """Heights of the names of lines with these ends: those that would meet stand around their mean."""
+
+    def bottom(block: Sequence[str]) -> float:
+        return max(0.0, statistics.fmean(ends[name] for name in block) - least * (len(block) - 1) / 2)
+
     blocks: list[list[str]] = []
     for name in sorted(ends, key=lambda name: ends[name]):
-        blocks.append([name])
-        while len(blocks) > 1 and _bottom(blocks[-1], ends, least) - least < _bottom(
-            blocks[-2], ends, least
-        ) + least * (len(blocks[-2]) - 1):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    return {name: _bottom(block, ends, least) + i * least for block in blocks for i, name in enumerate(block)}
-
-
-def _bottom(block: Sequence[str], ends: Mapping[str, float], least: float) -> float:
-    """The height of the lowest name of a block."""
-    return max(0.0, statistics.fmean(ends[name] for name in block) - least * (len(block) - 1) / 2)
+        block = [name]
+        while blocks and bottom(block) < bottom(blocks[-1]) + least * len(blocks[-1]):
+            block = blocks.pop() + block
+        blocks.append(block)
+    return {name: bottom(block) + i * least for block in blocks for i, name in enumerate(block)}
 
 
 def _draw_bars(axes: Axes, lines: Mapping[str, Sequence[Point]], published: Mapping[str, float]) -> None:

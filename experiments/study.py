@@ -64,8 +64,6 @@ class Study:
     """A run with at least this value has solved its task."""
     chance: float | None = None
     """What a guess reaches, for the figure."""
-    trained: int | None = None
-    """The test length that is the longest in training, for the figure."""
     paper_rows: str = ""
     """The rows that the source trains on, in words; empty if it does not say."""
     search_part: int = 4
@@ -79,7 +77,7 @@ class Study:
     above_at: int | None = None
     """The test length at which they are expected; None takes the evaluation during training."""
     lengths: Mapping[int, Callable[[TaskConfig], TaskConfig]] = field(default_factory=dict)
-    """Further lengths to evaluate at: how the data change."""
+    """Further lengths to evaluate at, of which the first is the longest in training: how the data change."""
     unit: str = "tokens"
     """What the test lengths count."""
     n_scored: Callable[[int], int] | None = None

@@ -355,7 +355,11 @@ def test_rates_are_not_searched_again():
 
 @pytest.mark.parametrize("x", [None, "width", "length", "task"])
 def test_figures_are_drawn(tmp_path, x):
-    pages.draw(dataclasses.replace(EXAMPLE, x=x), pages.groups_of(EXAMPLE, RESULTS), tmp_path / "plot.png")
+    pages.draw(
+        dataclasses.replace(EXAMPLE, x=x, lengths={32: str, 64: str}),
+        pages.groups_of(EXAMPLE, RESULTS),
+        tmp_path / "plot.png",
+    )
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

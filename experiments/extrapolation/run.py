@@ -50,7 +50,6 @@ the training length; `rotary_attention` has rotary ones. Chance is 0.07.""",
     paper_rows="25,600,000 rows (Mamba, selective copying)",
     metric="accuracy",
     solved=0.99,
-    trained=LENGTHS[0],
     above=[
         ((f"task={task},model=hawk",), (f"task={task},model={attention}",))
         for task in TASKS

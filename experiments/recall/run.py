@@ -86,7 +86,7 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="Pairs that one block keeps",
     source="Zoology (2312.04927), figure 2, and Based (2402.18668), figure 2",
-    message="Attention and delta rules recall most of 8 pairs; Hawk and Hyena few",
+    message="Attention, RWKV-7 and the delta rule recall most of 8 pairs; Hawk and Hyena few",
     claim="""Based's and Zoology's figures of recall against the size of the state, where attention keeps
 all pairs and the state of others must grow with what they keep; at vocabulary 8,192 and up to hundreds of
 tokens. Here a gated convolution of four taps, which binds a value to its key, and then one block of the

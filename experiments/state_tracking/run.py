@@ -105,6 +105,8 @@ for bfloat16, and clipping are ours. Mamba with factors from -1 to 1 and the two
 counterpart.""",
         "runs": partial(model_runs, "parity/published", {**DELTA_NET, **models(n_heads=4)}, SEEDS, RECIPE),
         "evaluated": "rows of 40 to 256 tokens, each a bit but the last",
+        # The last bit alone is scored.
+        **{"n_scored": None, "above_at": None, "unit": "tokens"},
         "above": [(("model=delta_negative",), ("model=delta",))],
     },
 )

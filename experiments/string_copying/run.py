@@ -42,7 +42,6 @@ of them of Hard-ALiBi). Accuracy is per letter, given the correct letters before
     metric="accuracy",
     solved=0.99,
     chance=1 / 26,
-    trained=24,
     above=[(("model=hard_alibi",), (f"model={name}",)) for name in MODELS if name != "hard_alibi"],
     above_at=LENGTHS[-1],
     unit="letters",

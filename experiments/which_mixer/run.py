@@ -96,7 +96,7 @@ def draw(path: Path) -> None:
         _name(recall, name, (size, group.median()), i)
     recall.set_xscale("log", base=2)
     recall.set(xlabel="decoding state, KiB", ylabel=f"accuracy at {PAIRS} pairs")
-    recall.set_title("Recall: delta rules and attention are highest", fontsize="medium")
+    recall.set_title("Recall: RWKV-7, gated_delta and attention are highest", fontsize="medium")
     for axes in (language, recall):
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path, dpi=130)

@@ -98,11 +98,8 @@ def test_macro_accuracy_is_the_mean_over_classes_and_scaled_accuracy_is_0_at_cha
     np.testing.assert_array_equal(sums["count_of"][classes], counts)
     assert data.curves.keys() == {"loss", "macro_accuracy", "accuracy", "sequence_accuracy"}
     weights, correct = np.array([[1, 0], [1, 1], [0, 0]]), np.array([[True, False]] * 3)
-    assert data.tallies["whole_rows"](correct, weights, weights).tolist() == [
-        1,
-        0,
-        0,
-    ]  # padding is not asked for
+    whole = data.tallies["whole_rows"](correct, weights, weights)
+    np.testing.assert_array_equal(whole, [1, 0, 0])  # padding is not asked for
     parity = load(ParityConfig())
     assert parity.metrics({"correct": 5.0, "count": 10.0})["scaled_accuracy"] == 0.0
     assert parity.metrics({"correct": 10.0, "count": 10.0})["scaled_accuracy"] == 1.0

@@ -201,8 +201,8 @@ def test_the_divergence_is_of_the_run_from_its_distilled_form():
 
 
 def test_the_bound_is_on_a_difference_of_nats():
-    tried, bound = (SimpleNamespace(values={"loss": loss}) for loss in (2.5, 2.0))
-    assert outcome.Outcome.increase(SimpleNamespace(before=bound.values), tried) == 0.5
+    found, tried = SimpleNamespace(before={"loss": 2.0}), SimpleNamespace(values={"loss": 2.5})
+    assert outcome.Outcome.increase(found, tried) == 0.5
 
 
 def test_kl_against_its_definition():

@@ -2,7 +2,6 @@ import pytest
 
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.storage.location import Location
-from hyena_jax.system.storage.mirror import _whole_lines
 
 
 @pytest.mark.parametrize(
@@ -39,10 +38,6 @@ def test_a_url_is_read_and_written(url, bucket, name):
 def test_any_other_url_is_refused(url):
     with pytest.raises(UserError, match="workdir must be gs://BUCKET/NAME"):
         Location.parse(url, "workdir")
-
-
-def test_of_a_growing_file_whole_lines_are_put():
-    assert [_whole_lines(data) for data in (b"", b'{"a"', b"1\n", b'1\n22\n{"a"')] == [0, 0, 2, 5]
 
 
 def test_the_name_of_something_inside():
