@@ -93,6 +93,7 @@ def test_tables_have_the_measured_values(script):
     assert "`): 61 s, and 20 s with its programs cached." in script.tables({"steps": started})
 
 
+@pytest.mark.grid
 @pytest.mark.packages
 def test_the_notebook_runs(tmp_path):
     """Its cells in their order, small: a line after `!` is a command, in which {NAME} is a variable."""

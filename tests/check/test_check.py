@@ -132,6 +132,7 @@ def test_a_process_that_dies_ends_the_check():
         list(check.run_beside(["fft_conv"], 60, 1, partial(os._exit, 1)))
 
 
+@pytest.mark.grid
 @pytest.mark.faults
 def test_processes_beside_each_other_find_the_same(tmp_path):
     command = [sys.executable, "-m", "hyena_jax", "check", "--only", "recurrence", "--output", tmp_path]

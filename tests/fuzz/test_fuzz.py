@@ -162,6 +162,7 @@ def test_configs():
     assert min(tried.outcomes.values()) > CONFIGS // 5, tried.outcomes
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mixer", [KDAConfig, GatedDelta2Config, Mamba3Config, RWKV7Config])
 def test_options_of_delta_rules(mixer):
     """Mixers of many options, of which few are drawn above."""

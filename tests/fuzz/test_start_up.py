@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from grid import grid_but
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("start_up")]
 
@@ -63,7 +64,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", grid_but(range(PARTS), 0))
 @pytest.mark.parametrize("name", COMMANDS)
 def test_signals_swept_over_the_start(places, tmp_path, name, part):
     """From 0.15 s of the command's CPU time, after Python's own start, to 20 s, mostly early."""

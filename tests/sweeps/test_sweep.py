@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from grid import in_grid
 
 import hyena_jax
 from hyena_jax import cli, config
@@ -431,6 +432,7 @@ def _wait_for_end(pid):
         time.sleep(0.01)
 
 
+@pytest.mark.grid
 @pytest.mark.faults
 def test_a_killed_worker_of_runs_together_leaves_runs_that_continue(tmp_path):
     command = [*COMMAND, "--training.steps", "60", "--workdir"]
@@ -448,7 +450,7 @@ def test_a_killed_worker_of_runs_together_leaves_runs_that_continue(tmp_path):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("together", [(), ("--together", "seed")], ids=["alone", "together"])
+@pytest.mark.parametrize("together", [*in_grid(()), ("--together", "seed")], ids=["alone", "together"])
 def test_a_sweep_that_is_asked_to_stop_saves(together, tmp_path):
     command = [*COMMAND, "--training.steps", "100000", "--workdir", str(tmp_path / "sweep"), *together]
     process = started(command, tmp_path / "sweep" / "seed=0")

@@ -155,6 +155,7 @@ def test_each_end_has_its_exit_code(error, code, message, tmp_path, monkeypatch,
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.grid
 @pytest.mark.faults
 def test_the_program_finds_nothing(tmp_path):
     """One of each fault that no other test tries: within a write, on a full disk, of several processes."""
