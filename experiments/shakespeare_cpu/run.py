@@ -148,7 +148,7 @@ def draw_losses(variants: dict[str, dict]) -> None:
     axes.set(xlabel="validation loss, nats per character", yticks=range(len(names)), yticklabels=names)
     axes.grid(alpha=0.25)
     axes.margins(x=0.1)  # room for the numbers
-    axes.set_title("Mamba-2 ends lowest; all but AFT-simple and fastmax end below attention")
+    axes.set_title("Mamba-2 ends lowest; two mixers end above attention")
     axes.legend(frameon=False, loc="lower left")
     figure.savefig(HERE / "losses.png", dpi=130)
 
