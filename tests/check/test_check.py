@@ -13,7 +13,7 @@ import pytest
 from grid import in_grid
 
 from hyena_jax import check, cli
-from hyena_jax.check.facts import BOUNDS, Fact, against_oracle
+from hyena_jax.check.facts import BOUNDS, Fact, against_oracle, largest
 from hyena_jax.check.training import training_cases
 from hyena_jax.config import FILTER_CONFIGS, MIXER_CONFIGS
 from hyena_jax.ops import online_conv
@@ -153,3 +153,7 @@ def test_wrong_arguments_are_refused(tmp_path, capsys):
     assert cli.main(["check", "--output", str(tmp_path)]) == 2
     assert "--output" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_error_that_is_not_a_number_is_the_largest():
+    assert np.isnan(largest([1.0, np.nan, 2.0]))

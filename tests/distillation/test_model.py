@@ -173,7 +173,8 @@ class OwnModelConfig(ModelConfig):
 
 
 def test_errors_are_relative_and_bounded():
-    before = LongFilters(3, noise(2 * 3, 32).reshape(2, 3, 32))
+    taps = noise(2 * 3, 32).reshape(2, 3, 32) * np.float32([1, 3, 0.1])[:, None]  # relative: none is alike
+    before = LongFilters(3, taps)
     modes = modal_fit.fit(before.later, 4)
     later = modal_fit.response(modes, 31).reshape(2, 3, 31)
     after = LongFilters(3, np.concatenate([before.taps[..., :1], later], axis=-1))

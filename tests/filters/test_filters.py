@@ -77,8 +77,8 @@ most_configs = pytest.mark.parametrize(
     ids=CONFIGS.keys(),
 )
 
-# Their window depends on the largest length, not on the one at hand.
-WINDOWS = ("implicit", "windowed", "short_decaying")
+# Their window, or norm, depends on the largest length, not on the one at hand.
+WINDOWS = ("implicit_length_norm", "windowed_length_norm", "short_decaying")
 
 
 def lengths(first, *others):

@@ -1,10 +1,15 @@
 """A row ends where its text first contains a stop; other rows are unaffected."""
 
+from pathlib import Path
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from test_decoding import RAGGED, drawn, model
 
+from hyena_jax.cli.generate import Generate
 from hyena_jax.data.tokenizers import BytesTokenizer, CharactersTokenizer, IdsTokenizer
+from hyena_jax.generation import decoding, saved_state
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.prompts import StopTexts, stops
 from hyena_jax.ops.online_conv import TILE
@@ -70,3 +75,14 @@ def test_one_token_stops_on_the_device_and_what_cannot_come_is_refused():
     for tokenizer, text in ((LETTERS, ""), (LETTERS, "z"), (IdsTokenizer(30), "1 2")):
         with pytest.raises(UserError, match="stop"):
             stops(tokenizer, [text])
+
+
+@pytest.mark.parametrize("state", [None, Path("state")])
+def test_a_prompt_begins_with_bos_unless_it_goes_on_from_a_state(state, monkeypatch):
+    read = []
+    monkeypatch.setattr(saved_state, "origin", lambda *_: None)
+    monkeypatch.setattr(saved_state, "load_state", lambda *_: Mock(read=[0]))
+    monkeypatch.setattr(decoding, "prefill", lambda _, __, prompts, *___: read.extend(prompts))
+    run = Mock(tokenizer=Mock(bos=7, encode=lambda text: np.int32([1, 2])))
+    Generate(Path("run"), prompt=("ab",), load_state=state)._prefilled(run)
+    np.testing.assert_array_equal(read, [[7, 1, 2] if state is None else [1, 2]])

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hyena_jax.generation.programs import Cursor, SamplingConfig, SamplingInputs, first_token
 from hyena_jax.generation.sampling import SamplingRule, sample
 from hyena_jax.system.errors import UserError
 
@@ -70,3 +71,11 @@ def test_rows_do_not_depend_on_each_other():
 def test_wrong_rules_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         SamplingRule(**options)
+
+
+def test_log_probabilities_are_those_before_temperature_and_restrictions():
+    rows = SamplingInputs(np.arange(3, dtype=np.uint32), np.zeros(0, np.int32))
+    cursor = Cursor(None, np.zeros(3, np.int32), np.int32(0), np.zeros(3, bool))
+    sampling = SamplingConfig(SamplingRule(temperature=0.3, top_k=3), None, lazy=True)
+    _, drawn = first_token(sampling, rows, cursor, jnp.tile(LOGITS, (3, 1)))
+    np.testing.assert_allclose(drawn.log_probs, LOGITS[drawn.tokens], rtol=1e-6)

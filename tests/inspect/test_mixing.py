@@ -18,7 +18,7 @@ from hyena_jax.ops.kernels.recurrence import gpu_recurrence, tpu_recurrence
 from hyena_jax.ops.linear_recurrence import linear_recurrence
 
 LENGTH = 13
-IN_DEFAULT = {"hyena", "local_attention", "gated_delta"}
+IN_DEFAULT = {"hyena", "local_attention_grouped", "gated_delta"}
 
 
 def offers(name):

@@ -80,7 +80,6 @@ def flax_folder(folder):
     return folder
 
 
-@pytest.mark.grid
 @BOTH_LENGTHS
 def test_recurrentgemma_of_deepmind_s_flax_code(tmp_path, which):
     convert("recurrentgemma", flax_folder(tmp_path / "2b"), tmp_path / "run", Options(max_len=32))

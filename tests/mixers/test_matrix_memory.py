@@ -17,9 +17,10 @@ from hyena_jax.config import (
     LanguageModelConfig,
     Mamba2Config,
     Mamba3Config,
+    RWKV7Config,
 )
 from hyena_jax.config.files import identity_differences, runtime_differences
-from hyena_jax.mixers import KDA, GatedDelta, GatedDelta2, Mamba2, Mamba3
+from hyena_jax.mixers import KDA, RWKV7, GatedDelta, GatedDelta2, Mamba2, Mamba3
 from hyena_jax.mixers.parallel import Parallel
 from hyena_jax.ops.initializers import a_log_init, dt_bias_init
 
@@ -100,6 +101,21 @@ def test_initial_distributions_of_mamba2():
         assert 0.8 * bound < np.abs(values).max() <= bound
         assert_drawn(values, bound / np.sqrt(3))
     assert np.all(params["skip"] == 1)
+
+
+def test_initial_constants_of_rwkv7():
+    """The formulas of the published code, for the second of three layers and two heads of 8 channels."""
+    module = RWKV7(16, 31, RWKV7Config(2), n_layers=3, layer=1)
+    params = jax.jit(module.init)(jax.random.key(0), X)["params"]
+    c, line = np.arange(16), np.arange(16) / 15
+    zigzag = (c % 8 - 3.5) / 3.5
+    powers = np.array([0.2, 0.9, 0.7, 0.7, 0.9, 0.2]) * (1 - 1 / 3)
+    assert_close(params["shift_mix"], 1 - (c / 16) ** powers[:, None])
+    assert_close(params["decay"]["bias"], -5.5 + 6 * line ** (1 + 0.5**0.3) + 2.5 * zigzag * abs(zigzag))
+    assert_close(params["rate"]["bias"], -0.19 + 0.3 * zigzag * abs(zigzag) + 0.4 * (line - 0.5))
+    assert_close(params["removal"], 0.71 - 0.1 * (line - 0.5))
+    assert_close(params["norm"]["scale"], np.full(16, (2 / 3) ** 0.7))
+    assert not params["out_proj"]["kernel"].any()
 
 
 @pytest.mark.grid

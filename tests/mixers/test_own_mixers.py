@@ -191,6 +191,15 @@ def test_lengths_of_a_later_prefill_are_not_numbers():
     assert np.isnan(bound.prefill(state, jnp.ones((2, 3, D)), np.int32([2, 3]))[1]).all()
 
 
+def test_padding_does_not_advance_a_scan():
+    def count(self, x, seq):
+        return seq.scan(lambda sums, x: (sums + x, sums + x), jnp.zeros(x.shape[::2]), x)
+
+    bound = own(count).bind({})
+    state, _ = bound.prefill(bound.init_state(2, 7), jnp.ones((2, 3, D)), np.int32([2, 3]))
+    np.testing.assert_array_equal(bound.step(state, jnp.ones((2, D)))[1], [[3] * D, [4] * D])
+
+
 @pytest.mark.grid
 def test_one_filter_serves_two_convolutions_and_names_are_ones_own():
     """A user's operator may have the name of one of ours."""

@@ -153,6 +153,14 @@ def test_equals_its_oracle(name):
     assert_close(logits_of(params, TOKENS, config), expected)
 
 
+def test_features_before_the_first_layer_are_the_scaled_embedding():
+    """Neither normed as those of the head are, nor scaled by the root itself where it is to be rounded."""
+    config, params = VARIANTS["lfm2"], init(VARIANTS["lfm2"])
+    run = partial(models.build(config).apply, layer=0, method="features")
+    table, scale = params["embedding"]["embedding"], np.float32(jnp.bfloat16(8**0.5))
+    np.testing.assert_array_equal(jax.jit(run)({"params": params}, TOKENS), scale * table[TOKENS])
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize("name", VARIANTS)
 def test_derivatives_in_both_modes(name):

@@ -225,8 +225,7 @@ def test_one_decay_or_read_for_all_values_of_a_key(by_channel):
         assert_close(actual, np.asarray(expected, np.float64))
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("rule", [ALL, *in_grid(PRODUCT, MAMBA2, KDA, MAMBA3)])
+@pytest.mark.parametrize("rule", [MAMBA2, *in_grid(ALL, PRODUCT, KDA, MAMBA3)])
 def test_transfers_compose(rule):
     """Of three parts, of which the last starts a document: the memory after them, and the last outputs."""
     length, part = 21, 7

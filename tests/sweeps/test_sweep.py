@@ -60,6 +60,11 @@ def until(experiment, target):
     return dataclasses.replace(experiment, training=dataclasses.replace(experiment.training, until=target))
 
 
+def test_the_seconds_of_all_starts_are_added(tmp_path):
+    event = Event("seed=0", "failed", 2.5, {"error": "killed"})
+    assert _ended(Outcome(tmp_path, SMALL, seconds=1.5), event).seconds == 4
+
+
 class Telling:
     """An engine whose workers say what it is told."""
 

@@ -88,6 +88,8 @@ def test_another_optimizer_counts_from_the_next_step_on(experiment):
     stages = config.stages_after(config.stages_after(first, changed, 12), changed, 13)
     assert [stage.first_step for stage in stages] == [1, 13]
     assert config.stage_changes(stages) == {13: ["optimizer.learning_rate: 0.002 -> 0.001"]}
+    # From the checkpoint before it, without any of its steps.
+    assert config.stages_after(stages, experiment, 12) == first
 
 
 @pytest.mark.grid

@@ -27,6 +27,8 @@ from hyena_jax.training.loss import answers, cross_entropy
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import (
     FINITE,
+    TrainState,
+    _updated,
     init_params,
     init_state,
     make_eval_step,
@@ -166,6 +168,15 @@ def test_the_first_step_that_is_not_finite_is_remembered(two):
     for t in range(1, 4):
         state, metrics = step(state, t)
     assert metrics["bad_step"] == state.bad_step == 2
+
+
+def test_a_step_whose_gradient_alone_is_not_finite_is_remembered():
+    params = {"w": np.ones(2, np.float32)}
+    optimizer = optax.sgd(0.1)
+    state = TrainState(np.int32(4), params, optimizer.init(params), np.int32(FINITE))
+    for gradient, bad_step in ((1.0, FINITE), (np.inf, 5)):
+        grads = {"w": np.float32([0, gradient])}
+        assert _updated(optimizer, state, grads, {"loss": np.float32(1)})[1]["bad_step"] == bad_step
 
 
 @pytest.mark.parametrize(
