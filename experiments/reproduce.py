@@ -69,8 +69,20 @@ CLAIMS = (
     ("copying", 0, "Fixed convolutions learn to copy sooner than a recurrence", EXPECTED),
     ("string_copying", 0, "Hard-ALiBi copies longer strings than rotary positions", "many times as long"),
     ("string_copying", 3, "Hard-ALiBi copies longer strings than Mamba-2", "longer than Mamba"),
-    ("extrapolation", 1, "Hawk solves longer induction rows than rotary attention", "Griffin, a figure"),
-    ("extrapolation", 3, "Hawk copies from longer rows than rotary attention", EXPECTED),
+    (
+        "extrapolation",
+        0,
+        "Hawk and a delta rule solve longer induction rows than attention",
+        "Griffin, a figure",
+    ),
+    (
+        "extrapolation",
+        1,
+        "Mamba-2 solves longer induction rows than attention",
+        "Mamba: to 4,096 times as long",
+    ),
+    ("extrapolation", 2, "Hawk and a delta rule copy from longer rows than attention", EXPECTED),
+    ("extrapolation", 3, "Mamba-2 copies from longer rows than attention", EXPECTED),
 )
 """Study, the number of its expected ordering, the claim, and what the source has (words or accuracies)."""
 

@@ -23,6 +23,8 @@ MODELS = {
     "hyena": ("hyena", ()),
     "attention": ("attention", ()),
     "rotary_attention": ("attention", ROTARY),
+    "mamba2": ("mamba2", ()),
+    "gated_delta": ("gated_delta", ()),
 }
 SEEDS = (0, 1, 2)
 
@@ -41,7 +43,7 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="Induction and selective copying beyond the training length",
     source="Mamba (2312.00752), table of induction heads, and Griffin (2402.19427), figure 6",
-    message="Hawk keeps both tasks at eight times the training length; attention loses them",
+    message="The delta rule and Hawk keep both tasks at eight times the length; attention loses them",
     claim="""Both papers train induction heads at a length and test them beyond it: gated recurrences keep
 solving them, attention does not. That the same holds of selective copying is our expectation. They train at
 256 and 1,024 tokens and more; here at 32. `attention` has learned positions, which are never trained beyond
@@ -51,18 +53,28 @@ the training length; `rotary_attention` has rotary ones. Chance is 0.07.""",
     metric="accuracy",
     solved=0.99,
     above=[
-        ((f"task={task},model=hawk",), (f"task={task},model={attention}",))
+        (
+            tuple(f"task={task},model={model}" for model in recurrences),
+            tuple(f"task={task},model={model}" for model in ("attention", "rotary_attention")),
+        )
         for task in TASKS
-        for attention in ("attention", "rotary_attention")
+        for recurrences in (("hawk", "gated_delta"), ("mamba2",))
     ],
     above_at=LENGTHS[-1],
+    shown=[
+        f"task={task},model={model}"
+        for task in TASKS
+        for model in ("gated_delta", "hawk", "mamba2", "hyena", "rotary_attention")
+    ],
     evaluated="rows of 32 tokens, the training length",
     lengths={length: partial(of_length, length) for length in LENGTHS},
     x="length",
-    findings="""Hawk names 0.82 to 0.99 of the induction heads and 0.97 of the copied tokens at eight times
-the training length. Attention, Hyena and S4D solve both at the training length and lose them at twice that
-length or soon after; rotary positions slow the loss of the induction head (0.33) and do not help copying.""",
-    limits="""A run stops once it has solved 32 tokens: what more steps do to longer rows was not tried. Of
+    findings="""At eight times the training length the gated delta rule has at least 0.995 of both tasks in
+every seed, Hawk 0.82 to 0.99 of the induction heads and 0.97 of the copied tokens. Mamba-2 keeps induction
+(0.95 to 1.00), and of copying 0.29 to 0.89. Attention, Hyena and S4D solve both at the training length and
+lose them at twice that length or soon after.""",
+    limits="""A run stops once it has solved 32 tokens, Mamba-2 and the delta rule after 500 to 750 steps of
+copying and Hawk after 1,500: what more steps do to longer rows was not tried. Of
 induction, one seed of rotary attention stays at 0.56 at the training length.""",
 )
 

@@ -135,7 +135,8 @@ def page() -> str:
     )
     pairs = recalled()
     token = {name: 1e6 / each[CONTEXT]["tokens_per_second"] for name, each in decoding.items()}
-    induction = longer["task=induction,model=hawk"]
+    induction = longer["task=induction,model=hawk"].at(256)
+    of_delta = longer["task=induction,model=gated_delta"].at(256)
     plans = {row["mixer"]: row["result"] for row in load("tpu/results.json")["rows"] if row.get("mixer")}
     planned = {
         mixer: 1e3 * plans[mixer]["seconds"]["roofline"]
@@ -196,9 +197,9 @@ def page() -> str:
         (
             "longer inputs than in training",
             [
-                "`hawk`; for copying, `attention` with `hard_alibi_heads`",
-                f"[induction at eight times {min(induction.at(256)):.2f} to {max(induction.at(256)):.2f}]"
-                f"(../extrapolation/README.md); [strings at twice"
+                "`gated_delta`, `hawk`; for strings, `attention` with `hard_alibi_heads`",
+                f"[induction at eight times {min(of_delta):.2f}, Hawk {min(induction):.2f} to"
+                f" {max(induction):.2f}](../extrapolation/README.md); [strings at twice"
                 f" {copying['model=hard_alibi'].median(48):.2f}](../string_copying/README.md)",
                 "the rate of training matters",
             ],
