@@ -275,6 +275,9 @@ def test_the_model_takes_its_sizes_from_the_images(config, images):
     model = images.complete(experiment(config)).model
     assert (model.image_size, model.channels, model.n_classes) == ((6, 5), 1, 3)
     assert images.complete(experiment(config, n_classes=9)).model.n_classes == 9
+    held_out = images.held_out._replace(labels=images.held_out.labels + 4)
+    largest = int(held_out.labels.max())
+    assert dataclasses.replace(images, held_out=held_out).sizes["n_classes"] == 1 + largest > 4
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,9 @@ def test_arrays_and_their_rows_one_by_one_are_the_same_batches():
         for name, values in ARRAYS.items():
             np.testing.assert_array_equal(every[name], values)
     assert_same(every, rows.held_out_rows(np.arange(20)))
+    tenth = own.from_rows(ARRAYS)
+    assert (tenth.n_train_rows, tenth.n_held_out_rows) == (18, 2)
+    assert_same(tenth.held_out_rows(np.arange(2)), arrays.held_out_rows(np.arange(18, 20)))
 
 
 def test_an_iterator_continues_where_its_state_says():

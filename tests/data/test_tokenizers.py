@@ -352,3 +352,7 @@ def test_texts_to_train_on_begin_with_bos(tmp_path):
     assert found["bits_per_byte"] == pytest.approx(corpus.n_held_out / corpus.held_out_bytes)
     with pytest.raises(UserError, match="bos must be None without tokenizer_path"):
         TextConfig(bos=2)
+
+
+def test_a_character_that_a_continuation_does_not_finish_is_shown():
+    assert decode_after(BytesTokenizer(), [65], [66, 0xC3]) == "B\ufffd"

@@ -13,7 +13,7 @@ from hyena_jax import models
 from hyena_jax.config import AttentionConfig, LanguageModelConfig, MixerConfig, ModelConfig, register
 from hyena_jax.generation import saved_state
 from hyena_jax.generation.decoding import Request, continuations, generate, prefill, proceed
-from hyena_jax.generation.programs import Recomputing, note_recomputation
+from hyena_jax.generation.programs import Recomputing, note_recomputation, repeat_rows
 from hyena_jax.generation.sampling import SamplingRule
 from hyena_jax.system.errors import UserError
 
@@ -183,3 +183,7 @@ def test_a_model_without_a_vocabulary_cannot_generate(counts):
 
     with pytest.raises(UserError, match="model must be one whose config has vocab_size, got 'Bare'"):
         generate(Counts(Bare()), counts[1], RAGGED, Request(1))
+
+
+def test_each_row_of_a_state_stands_beside_its_repetitions():
+    np.testing.assert_array_equal(repeat_rows({"memory": np.arange(3)}, 2)["memory"], [0, 0, 1, 1, 2, 2])

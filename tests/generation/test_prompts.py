@@ -8,7 +8,7 @@ import pytest
 from test_decoding import RAGGED, drawn, model
 
 from hyena_jax.cli.generate import Generate
-from hyena_jax.data.tokenizers import BytesTokenizer, CharactersTokenizer, IdsTokenizer
+from hyena_jax.data.tokenizers import BytesTokenizer, CharactersTokenizer, DnaTokenizer, IdsTokenizer
 from hyena_jax.generation import decoding, saved_state
 from hyena_jax.generation.decoding import Request, generate
 from hyena_jax.generation.prompts import StopTexts, stops
@@ -86,3 +86,8 @@ def test_a_prompt_begins_with_bos_unless_it_goes_on_from_a_state(state, monkeypa
     run = Mock(tokenizer=Mock(bos=7, encode=lambda text: np.int32([1, 2])))
     Generate(Path("run"), prompt=("ab",), load_state=state)._prefilled(run)
     np.testing.assert_array_equal(read, [[7, 1, 2] if state is None else [1, 2]])
+
+
+def test_stops_of_dna_are_found_in_either_case():
+    ids, watched = stops(DnaTokenizer(), ["acg"])
+    assert (ids, watched.watch(np.int32([]))(DnaTokenizer().encode("TACGT"))) == ((), 4)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from hyena_jax.interop import lfm2, recurrentgemma, transformers_folder
 from hyena_jax.interop.convert import FORMATS
 from hyena_jax.interop.family import Options
 from hyena_jax.interop.tensors import read_tensors
+from hyena_jax.interop.transformers_folder import _ends
 from hyena_jax.system.errors import UserError
 
 
@@ -149,3 +151,11 @@ def test_the_end_of_texts_is_known_of_the_released_vocabulary_alone(family):
     assert transformers_folder.end_of(model, module.BOS) is None
     assert transformers_folder.end_of(released, module.BOS) == module.ENDS["eos_token_id"]
     assert transformers_folder.end_of(LanguageModelConfig(), module.BOS) is None
+
+
+@pytest.mark.parametrize(
+    ("bos", "vocab_size", "end"), [(1, 9, 2), (0, 9, None), (None, 9, None), (1, 8, None)]
+)
+def test_ends_are_known_of_the_released_tokenizer_alone(bos, vocab_size, end):
+    family = SimpleNamespace(BOS=1, RELEASED_VOCABULARY=9, ENDS={"eos_token_id": 2})
+    assert _ends(family, SimpleNamespace(vocab_size=vocab_size), bos) == {"eos_token_id": end}

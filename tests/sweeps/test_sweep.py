@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from grid import in_grid
@@ -29,6 +30,7 @@ from hyena_jax.config import (
     SGDConfig,
     TrainingConfig,
 )
+from hyena_jax.sweeps import pool
 from hyena_jax.sweeps.pool import Event, RunRequest, ThisMachine, _divided_cores
 from hyena_jax.sweeps.serve import _options
 from hyena_jax.sweeps.sweep import KEPT, Outcome, _continued, _ended, _named
@@ -63,6 +65,21 @@ def until(experiment, target):
 def test_the_seconds_of_all_starts_are_added(tmp_path):
     event = Event("seed=0", "failed", 2.5, {"error": "killed"})
     assert _ended(Outcome(tmp_path, SMALL, seconds=1.5), event).seconds == 4
+
+
+def test_a_run_that_another_worker_continues_took_the_seconds_of_both(monkeypatch):
+    worker = Mock(work=None, ask=lambda name, _: setattr(worker, "work", name))
+    events = [Event("a", pool.STOPPED, 2.0, {}), Event("a", "done", 3.0, {})]
+
+    def event(*_):
+        worker.work = None
+        return events.pop(0)
+
+    monkeypatch.setattr(pool, "wait", lambda workers, _: [*workers])
+    monkeypatch.setattr(pool.Pool, "_event", event)
+    workers = pool.Pool([], [])
+    workers._workers = {"connection": worker}
+    assert list(workers.run([("a", None)], [])) == [Event("a", "done", 5.0, {})]
 
 
 class Telling:

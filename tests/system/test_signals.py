@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from hyena_jax.system.signals import noted_signals
+
 CONFIG = """
 import os
 import signal
@@ -83,3 +85,14 @@ def test_a_signal_ends_native_code():
         finally:
             process.kill()
     assert (process.returncode, error) == (130, "hyena-jax: interrupted\n")
+
+
+def test_a_signal_that_is_ignored_stays_so_in_a_run():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with noted_signals() as noted:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert noted == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -412,3 +412,13 @@ def test_settings_that_do_not_fit_are_one_line(config_class, options, message):
     with pytest.raises(UserError, match=message) as caught:
         config_class(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_marker_of_induction_is_followed_by_a_symbol():
+    config = InductionConfig(seq_len=5)
+    rows = [TASKS[InductionConfig].draw(np.random.default_rng(seed), config) for seed in range(60)]
+    places = [row.inputs.tolist().index(15) for row in rows]
+    assert {*places} == {0, 1, 2}
+    assert [row.targets[0] for row in rows] == [
+        row.inputs[i + 1] for row, i in zip(rows, places, strict=True)
+    ]

@@ -424,3 +424,12 @@ def test_global_norm_is_float32():
     assert norm.dtype == jnp.float32
     assert norm == 4.0
     assert jax.tree.leaves(norm)
+
+
+def test_muon_without_a_mean_square_scales_by_the_shape_as_optax_does():
+    options = MuonConfig(weight_decay=0.3, nesterov=False, b2=0.999, consistent_rms=None, **FREE)
+    theirs = contrib.muon(
+        RATE, weight_decay=0.3, adam_weight_decay=0.3, nesterov=False, muon_weight_dimension_numbers=MATRICES
+    )
+    found, expected = train(make_optimizer(options, tree(0), 10)), train(theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, expected)

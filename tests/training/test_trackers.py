@@ -15,7 +15,14 @@ import hyena_jax
 from hyena_jax import cli, config
 from hyena_jax.api import load_run
 from hyena_jax.cli.train import Train
-from hyena_jax.config import Experiment, LoggingConfig, TrackerConfig, WandbConfig, register
+from hyena_jax.config import (
+    Experiment,
+    LoggingConfig,
+    TensorBoardConfig,
+    TrackerConfig,
+    WandbConfig,
+    register,
+)
 from hyena_jax.config.flags import read_flags
 from hyena_jax.system.errors import UserError
 from hyena_jax.training.metrics import MetricsLog, read_rows
@@ -300,3 +307,10 @@ def wandb_records(path: Path):
         if kind in (1, 4):  # whole, or the last part
             yield Record.FromString(whole)
             whole = b""
+
+
+def test_tensorboard_drops_rows_from_the_first_step_that_follows_on(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(EventFile, "_write", lambda _, **event: written.append(event))
+    EventFile(TensorBoardConfig(), Start(tmp_path, Experiment(), first_step=13)).close(False)
+    assert [event["step"] for event in written] == [13]

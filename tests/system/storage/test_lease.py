@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -160,3 +161,12 @@ def race(url: str, is_stale: bool) -> list[str]:
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.cloud)])
 def test_a_race_has_one_winner(bucket, is_stale, rounds):
     assert [race(f"{bucket}/{i}", is_stale) for i in range(rounds)] == rounds * [["in use", "won"]]
+
+
+def test_a_lock_is_freed_only_if_it_is_still_the_one_that_was_taken():
+    """A server refuses a put for another generation; here without one."""
+    held = Lease.__new__(Lease)
+    held._bucket, held._generation, held._is_lost = Mock(), 7, False
+    held._mutex, held._done = threading.Lock(), threading.Event()
+    held.__exit__(None, None, None)
+    held._bucket.put.assert_called_once_with(LOCK_OBJECT, b"", 7, lease.SHORT_PATIENCE)
