@@ -8,6 +8,7 @@ from hyena_jax.benchmark.operators import crossover, fitted_exponent
 from hyena_jax.benchmark.settings import Effort
 from hyena_jax.benchmark.timing import (
     MAX_RUNS,
+    Roofline,
     Runnable,
     Timing,
     interleave,
@@ -15,6 +16,7 @@ from hyena_jax.benchmark.timing import (
     measure,
     summarize,
 )
+from hyena_jax.ops.counts import Work
 
 
 class Clock:
@@ -120,3 +122,10 @@ def test_the_crossover_is_interpolated_in_logarithms():
     assert crossover({8: 1.0}, {16: 1.0}) is None
     between = crossover({8: 4.0, 16: 4.0}, {8: 2.0, 16: 8.0})
     assert between == pytest.approx(8 * 2**0.5)
+
+
+@pytest.mark.parametrize(("flops", "n_bytes"), [(8e9, 1e9), (1e9, 8e9)])
+def test_the_least_time_is_that_of_computation_or_of_traffic_whichever_is_longer(flops, n_bytes):
+    program = Runnable(lambda: jnp.zeros(()), work=Work(flops, bytes=n_bytes))
+    measured = measure({"a": program}, Effort(seconds=0.0), Roofline(1e12, 1e12))["a"]
+    assert measured.roofline_share == pytest.approx(8e-3 / measured.seconds.median)
