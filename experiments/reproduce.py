@@ -47,6 +47,7 @@ CLAIMS = (
     ("recall", 3, "A delta rule with more state recalls more of 8 pairs", "a figure: state against recall"),
     ("recall", 4, "Mamba-2 with more state recalls more of 8 pairs", "a figure: state against recall"),
     ("recall", 2, "Mamba-2 recalls more of 8 pairs than Hawk and Hyena", EXPECTED),
+    ("recall", 5, "In 1,000 steps attention recalls 8 pairs only behind a convolution", EXPECTED),
     ("recall", 1, "Replacing what a key held recalls more than adding", EXPECTED),
     ("recall_by_mixer", 3, "Hyena recalls among 30 symbols where H3 does not", "0.98 against 0.13"),
     ("recall_by_mixer", 2, "Hyena recalls among 20 symbols where H3 does not", "1.00 against 0.60"),

@@ -64,12 +64,12 @@ def losses_of(variants: dict[str, Any], mixer: str) -> list[float]:
 
 
 def recalled() -> dict[str, Group]:
-    """How each mixer with three seeds recalls PAIRS pairs."""
+    """How each mixer with three seeds recalls PAIRS pairs behind a gated convolution."""
     groups = {name.removesuffix(f",pairs={PAIRS}"): group for name, group in study("recall").items()}
     return {
         name.removeprefix("pattern="): group
         for name, group in groups.items()
-        if "pairs" not in name and group.n_runs >= N_SEEDS
+        if not ("pairs" in name or "attention_" in name) and group.n_runs >= N_SEEDS
     }
 
 
