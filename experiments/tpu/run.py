@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from hyena_jax import config
 from hyena_jax.cli.base import script_flags
@@ -27,6 +28,7 @@ from hyena_jax.plan.planning import StepPlan, make_plan
 from hyena_jax.plan.presentation import CAVEAT, GIB, as_json
 from hyena_jax.plan.targets import parse_target
 from hyena_jax.sweeps.compare import KIB, state_size
+from hyena_jax.sweeps.figure import COLOURS
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.files import write_text
 from hyena_jax.system.machine import describe_machine, describe_versions
@@ -224,30 +226,28 @@ def _comparison(found: dict[Row, dict[str, Any]]) -> Iterator[str]:
 
 def draw(path: Path, found: dict[Row, dict[str, Any]]) -> None:
     """MFU of each config in the layout with the highest pessimistic end, from that end to the roofline."""
-    best: dict[tuple[str, str], tuple[Row, dict[str, Any]]] = {}
-    for row, plan in found.items():
-        if plan.get("fits"):
-            others = best.get((row.config, row.target))
-            if others is None or plan["mfu"]["pessimistic"] > others[1]["mfu"]["pessimistic"]:
-                best[row.config, row.target] = row, plan
-    configs, targets = (list(dict.fromkeys(names)) for names in zip(*best, strict=True))
+    fitting = [(row, plan) for row, plan in found.items() if plan.get("fits")]
+    configs, targets = (
+        list(dict.fromkeys(getattr(row, of) for row, _ in fitting)) for of in ("config", "target")
+    )
+    fitting.sort(key=lambda each: each[1]["mfu"]["pessimistic"])
+    best = {(row.config, row.target): (row.layout, plan) for row, plan in fitting}  # the last of each
     figure = Figure(figsize=(8, 1.6 + 0.55 * len(configs)), layout="constrained")
-    axes = figure.subplots()
-    for n, (target, colour) in enumerate(zip(targets, ("#0072B2", "#D55E00"), strict=False)):
-        for row, plan in best.values():
-            if row.target == target:
+    axes, height = figure.subplots(), 0.8 / len(targets)
+    for n, target in enumerate(targets):
+        for i, config_name in enumerate(configs):
+            if (config_name, target) in best:
+                layout, plan = best[config_name, target]
                 low, high = plan["mfu"]["pessimistic"], plan["mfu"]["roofline"]
-                y = configs.index(row.config) + 0.4 * n - 0.2
-                axes.barh(y, high - low, 0.36, left=low, color=colour, label=target)
-                axes.text(
-                    high + 0.01, y, f"{row.layout}, batch {plan['batch_size']}", va="center", size="small"
-                )
+                y = i - 0.4 + (n + 0.5) * height
+                axes.barh(y, high - low, 0.9 * height, left=low, color=COLOURS[n])
+                axes.text(high + 0.01, y, f"{layout}, batch {plan['batch_size']}", va="center", size="small")
     axes.set_yticks(range(len(configs)), configs)
     axes.set(xlim=(0, 1), xlabel=f"model FLOPs utilisation of the best layout, {CAVEAT}")
     axes.set_title("On 16 chips a step uses a quarter to two thirds of the peak")
     axes.invert_yaxis()
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles, frameon=False, loc="outside lower center", ncols=2)
+    handles = [Patch(color=COLOURS[n], label=target) for n, target in enumerate(targets)]
+    figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=len(targets))
     figure.savefig(path, dpi=110)
 
 
