@@ -427,7 +427,7 @@ def test_global_norm_is_float32():
 
 
 def test_muon_without_a_mean_square_scales_by_the_shape_as_optax_does():
-    options = MuonConfig(weight_decay=0.3, nesterov=False, b2=0.999, consistent_rms=None, **FREE)
+    options = dataclasses.replace(PLAIN["muon"][0], consistent_rms=None)
     theirs = contrib.muon(
         RATE, weight_decay=0.3, adam_weight_decay=0.3, nesterov=False, muon_weight_dimension_numbers=MATRICES
     )
