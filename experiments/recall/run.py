@@ -134,8 +134,8 @@ alone lack (0.17 to 0.18) is the convolution and not its gate: behind four taps 
 0.97 to 0.98.""",
     limits="""What a state could keep is not shown, only what is learned in these steps: at 32 pairs attention
 has 0.73 to 0.79, and the gated delta rule 0.82 in one seed and 0.01 in two; at 16 one of its seeds has 0.006.
-Attention alone was not trained longer. Rates were chosen at 8 pairs, RWKV-7 has one seed at 16, all have one
-at 4, and larger widths were not run.""",
+Attention alone was not trained longer, nor without its positions. Rates were chosen at 8 pairs, RWKV-7 has
+one seed at 16, all have one at 4, and larger widths were not run.""",
 )
 
 if __name__ == "__main__":
