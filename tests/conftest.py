@@ -40,6 +40,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers inherit the controlle
 import pytest
 from bucket_server import BUCKET, Proxy, reached_at, serving
 
+# The modules and tests live as long as the process: walking them all while they are collected takes seconds.
+gc.disable()
+
 # nohup, and a shell that runs the tests in the background, have signals ignored that tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -81,9 +84,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_collection_finish() -> None:
-    """The imported modules live as long as the process: a collection that walks them all takes seconds."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The marker `grid`, for single values of a parameter."""
+"""The markers `grid` and `wide`, for single values of a parameter."""
 
 from collections.abc import Iterable
 
@@ -8,6 +8,11 @@ import pytest
 def in_grid(*values) -> list:
     """Values for `pytest.mark.parametrize` that run under the marker `grid` alone."""
     return [pytest.param(value, marks=pytest.mark.grid) for value in values]
+
+
+def in_wide(*values) -> list:
+    """Values for `pytest.mark.parametrize` that run under the marker `wide` alone."""
+    return [pytest.param(value, marks=pytest.mark.wide) for value in values]
 
 
 def grid_but(names: Iterable, *by_default) -> list:

@@ -126,6 +126,7 @@ def run(tmp_path_factory):
         return thread.submit(hyena_jax.train, experiment, str(folder / "run"), quiet=True).result()
 
 
+@pytest.mark.wide
 def test_a_run_is_quiet_when_asked_and_loads_by_step(run, capsys):
     assert (run.step, run.experiment.model.vocab_size) == (4, 256)
     earlier = hyena_jax.load_run(run.workdir, 2)

@@ -65,6 +65,7 @@ def workdir(root, text, tmp_path):
     return shutil.copytree(root / "run", tmp_path / "run")
 
 
+@pytest.mark.wide
 def test_a_run_compiles_few_programs(root):
     """Not one for each operation and shape: of the optimizer's state, the schedule, or sampling."""
     programs = (root / "programs.txt").read_text()
@@ -94,6 +95,7 @@ def test_train_evaluate_generate(workdir, text, capsys):
     assert drawn[0] == drawn[2] != drawn[1]
 
 
+@pytest.mark.wide
 def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
     output, state = tmp_path / "out.jsonl", tmp_path / "state"
     options = ["--max-new-tokens", 9, "--seed", 3]
@@ -250,6 +252,7 @@ def test_the_same_command_again_continues_also_where_the_text_was_moved(workdir,
     assert "continuing after step 6" in capsys.readouterr().out
 
 
+@pytest.mark.wide
 def test_resume_takes_config_and_data_from_the_folder(workdir, text, capsys):
     before = json.loads((workdir / "config.json").read_text())
     assert run("train", "--resume", workdir, "--training.steps", 8) == 0

@@ -165,7 +165,11 @@ def with_sizes_of_the_data(experiment: Experiment):
 @pytest.mark.parametrize(
     ("spec", "count"),
     [
-        pytest.param(spec, count, marks=[pytest.mark.grid] if spec in IN_GRID else [])
+        pytest.param(
+            spec,
+            count,
+            marks=pytest.mark.grid if spec in IN_GRID else pytest.mark.wide if count > 1e8 else [],
+        )
         for spec, count in COUNTS.items()
     ],
 )

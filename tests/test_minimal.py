@@ -125,6 +125,7 @@ def test_its_settings_are_those_of_quickstart():
     assert experiment_of(program()) == hyena_jax.load_config("quickstart")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "changes",
     [

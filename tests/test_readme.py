@@ -17,6 +17,7 @@ PAGES = {
 } | {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "page",
     grid_but(

@@ -68,6 +68,7 @@ EXAMPLE = Study(
 )
 
 
+@pytest.mark.wide
 def test_the_published_windows_of_tiny_shakespeare():
     starts = runpy.run_path(str(EXPERIMENTS / "shakespeare_cpu" / "windows.py"))["starts"]
     found = starts(111_540)
@@ -76,6 +77,7 @@ def test_the_published_windows_of_tiny_shakespeare():
     assert starts(111_540, partitionable=True)[:3].tolist() == [32192, 6459, 39596]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", grid_but(reproduce.STUDIES, "recall_by_mixer", "copying"))
 def test_a_study_describes_its_runs(name):
     here = reproduce.load(name)
@@ -100,6 +102,7 @@ def test_the_setting_of_the_source_has_results_of_its_own():
         reproduce.load("extrapolation").at_paper_scale()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", reproduce.STUDIES)
 def test_results_are_those_of_the_settings(name):
     found = reproduce.load(name)
@@ -111,6 +114,7 @@ def test_results_are_those_of_the_settings(name):
     assert (found.folder / "README.md").read_text(encoding="utf-8") == pages.page(found, results)
 
 
+@pytest.mark.wide
 def test_the_page_of_all_experiments_is_generated():
     studies = [reproduce.load(name) for name in reproduce.STUDIES]
     assert (EXPERIMENTS / "README.md").read_text(encoding="utf-8") == reproduce.page(studies)
@@ -127,6 +131,7 @@ SCRIPTS = (
 ).split()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_commands_that_pages_show_are_read(name, monkeypatch):
     def stop(kind):
@@ -155,6 +160,7 @@ FOLLOWED = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("is_traced", [{"hawk", "mamba2"}.__contains__, *in_grid(lambda mixer: True)])
 def test_the_page_of_all_mixers_is_made_from_the_results(is_traced):
     """By default two sizes of a state are traced, and the others are read from the page."""

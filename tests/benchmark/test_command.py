@@ -349,6 +349,7 @@ def test_a_mixer_of_the_users_is_timed_and_said_not_to_be_checked(plugin, tmp_pa
     assert not verify.verify_model("a model of it", model)
 
 
+@pytest.mark.wide
 def test_a_model_on_data_of_the_users_is_timed_on_its_first_batch(plugin, tmp_path, capsys):
     folder = tmp_path / "new"
     assert run("model", plugin, *QUICK, "--output", folder) == 0

@@ -56,6 +56,7 @@ def verdicts(ratio, n_processes, n_rows, n_comparisons, noise=0.02, between=0.03
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("n_processes", "runs"), [(1, 5), (1, 40), (5, 5)])
 def test_equal_programs_differ_in_five_percent_of_tables(n_processes, runs):
     found = verdicts(1.0, n_processes, 3, 400, runs=runs)

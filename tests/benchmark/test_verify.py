@@ -10,6 +10,7 @@ from hyena_jax.config import MIXER_CONFIGS, AttentionConfig, HawkConfig, Languag
 from hyena_jax.reference import models as reference
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", grid_but(MIXER_CONFIGS, "hyena", "hawk"))
 def test_every_mixer_passes(name):
     assert verify.verify_mixer(name, MIXER_CONFIGS[name](), d_model=16, dtype="float32")

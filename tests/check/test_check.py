@@ -68,6 +68,7 @@ def test_every_mixer_config_and_layout_has_a_case():
     assert {"griffin", "olmo_hybrid", "images", "griffin:recurrentgemma_2b"} <= blocks
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["online_conv", "online_conv in blocks of 48"])
 def test_tiles_that_come_too_late_are_found(name, monkeypatch):
     assert errors(check.cases()[name])["decoding"].holds
@@ -75,6 +76,7 @@ def test_tiles_that_come_too_late_are_found(name, monkeypatch):
     assert not errors(check.cases()[name])["decoding"].holds
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["attention", *in_grid("hawk", "fir")])
 def test_a_right_mixer_holds_and_all_its_properties_are_compared(name):
     found = errors(check.cases()[name])
@@ -83,6 +85,7 @@ def test_a_right_mixer_holds_and_all_its_properties_are_compared(name):
     assert found.keys() == {"value", "gradient", "bfloat16", "decoding", "bfloat16 decoding"} | kept_apart
 
 
+@pytest.mark.wide
 def test_one_mask_of_dropout_on_two_devices_is_found(monkeypatch):
     case = dict(training_cases())["training: dropout on two devices"]
     assert errors(case)["value"].holds

@@ -28,7 +28,9 @@ SAMPLE = f"cafe\u0301 na\u00efve\r\n{FAMILY} \U0001f1eb\U0001f1f7 \ud55c\uae00 \
 PIECES = st.sampled_from(
     ["a", " ", "\n", "\r\n", "e\u0301", "\u0301", FAMILY, "\U0001f1eb\U0001f1f7", "\u200d", "\u00df"]
 )
-TEXTS = st.one_of(st.text(), st.lists(PIECES).map("".join))
+# With an alphabet, Hypothesis does not tabulate all of Unicode first, which takes seconds.
+LETTERS = st.text("ab\0 \t\n\r\x7f\u00e9\u0301\u1112\u1161\u4e2d\u200d\ufeff\uffff\U0001f469\U0010ffff")
+TEXTS = st.one_of(LETTERS, st.lists(PIECES).map("".join))
 
 
 def train_bpe(byte_level=True):

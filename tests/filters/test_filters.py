@@ -136,6 +136,7 @@ def test_names_are_those_of_the_configs():
     assert {type(config) for config in CONFIGS.values()} == set(FILTER_CONFIGS.values())
 
 
+@pytest.mark.wide
 @all_configs
 @pytest.mark.parametrize("length", lengths(MAX_LEN, 1, 7))
 def test_equals_its_oracle(config, length):

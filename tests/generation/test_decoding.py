@@ -100,6 +100,7 @@ def check_greedy(name, prompt, continuation, max_len=MAX_LEN):
     np.testing.assert_allclose(continuation.log_probs, chosen, atol=1e-4)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "max_len"),
     [
@@ -135,6 +136,7 @@ def test_prompts_of_different_lengths_equal_separate_runs(name):
         check_greedy(name, prompt, continuation)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["hyena", *in_grid("griffin")])
 def test_a_row_of_a_batch_equals_a_batch_of_one_with_its_seed(name):
     """Sample i has seed + i, modulo 2**32."""
@@ -153,6 +155,7 @@ def test_top_1_equals_greedy():
     np.testing.assert_array_equal(greedy, top)
 
 
+@pytest.mark.wide
 def test_what_is_drawn_follows_the_models_distribution():
     """The second token of many samples, given the first; chi-square as in the test of the rules."""
     count = 4000
@@ -179,6 +182,7 @@ def test_rows_end_after_their_stop_tokens():
         np.testing.assert_array_equal(after.log_probs, before.log_probs[:end])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("prompt", [*in_grid([3]), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]])
 def test_a_full_context_slides_by_half(prompt):
     """By definition: after 16 tokens were read, the last 8 are read again."""
@@ -192,6 +196,7 @@ def test_a_full_context_slides_by_half(prompt):
     np.testing.assert_array_equal(ours.tokens, new)
 
 
+@pytest.mark.wide
 def test_a_full_context_is_refused_by_choice():
     options = {"max_len": 16, "rule": GREEDY, "on_full": "error"}
     assert len(drawn("hyena", [[3]], **options, n_tokens=16)[0].tokens) == 16
@@ -215,6 +220,7 @@ def test_padded_vocabulary_is_never_drawn():
     assert max(row.tokens.max() for row in rows) == 2
 
 
+@pytest.mark.wide
 def test_reading_goes_on_from_a_state():
     module, params = model("mixed")
     parts = prefill(module, params, [np.array(PROMPT[:2])])

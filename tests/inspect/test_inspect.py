@@ -60,6 +60,7 @@ def seen():
     return model, params, tokens, inspect.trace(model, params, tokens)
 
 
+@pytest.mark.wide
 def test_a_trace_is_the_models_own_pass(seen):
     model, params, tokens, trace = seen
     assert_close(trace.outputs, jax.jit(model.apply)({"params": params}, tokens))
@@ -141,6 +142,7 @@ def run_of(workdir, model, encoding=None):
     return RunFolder(experiment, encoding or Letters(), "", workdir / "checkpoints", {})
 
 
+@pytest.mark.wide
 def test_what_was_before_training(tmp_path):
     """The seed's parameters, the base of LoRA, or step 0; nothing for a run that was not trained."""
     model = models.build(CONFIG)
@@ -310,6 +312,7 @@ def test_a_mixer_without_a_matrix_is_shown_by_its_jacobian():
     assert_close(view.matrix, np.tri(5) * 2**0.5 / np.cosh(1) ** 2)
 
 
+@pytest.mark.wide
 def test_another_run_s_matrices_are_those_as_deep_in_its_model(seen):
     _, params, _, trace = seen  # hyena, then hawk
     shallow = trace._replace(layers=trace.layers[1:])

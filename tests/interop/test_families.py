@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from grid import grid_but, in_grid
+from grid import grid_but, in_grid, in_wide
 from references import STORED, expected, logits_of
 from safetensors.numpy import load_file, save_file
 
@@ -41,7 +41,11 @@ BOTH_LENGTHS = pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.ma
 @BOTH_LENGTHS
 @pytest.mark.parametrize(
     "family",
-    ["lfm2", "olmo_hybrid", "stripedhyena2", "rwkv7", *in_grid("safari", "hyenadna", "rwkv7_transformers")],
+    [
+        "lfm2",
+        *in_wide("olmo_hybrid", "stripedhyena2", "rwkv7"),
+        *in_grid("safari", "hyenadna", "rwkv7_transformers"),
+    ],
 )
 def test_logits_are_the_reference_s(converted, family, which):
     run = hyena_jax.load_run(converted(family))
@@ -80,6 +84,7 @@ def flax_folder(folder):
     return folder
 
 
+@pytest.mark.wide
 @BOTH_LENGTHS
 def test_recurrentgemma_of_deepmind_s_flax_code(tmp_path, which):
     convert("recurrentgemma", flax_folder(tmp_path / "2b"), tmp_path / "run", Options(max_len=32))
@@ -156,6 +161,7 @@ def test_the_optimizer_s_state_is_that_of_a_new_run(converted):
     assert restored.meta.to_json() == {"step": 0, "loss": None}
 
 
+@pytest.mark.wide
 def test_striped_hyena_2_scales_its_rotary_positions(converted):
     pattern = hyena_jax.load_run(converted("stripedhyena2")).experiment.model.pattern
     attention = next(mixer for mixer in pattern if isinstance(mixer, AttentionConfig))
@@ -179,6 +185,7 @@ def tensors_of(family, folder):
     }
 
 
+@pytest.mark.wide
 def test_olmo_hybrid_s_heads_of_values_may_share_keys(tmp_path):
     """As if each had a copy of its keys; and back, to the bit."""
     tokens, found = expected("olmo_hybrid")[1][0], []
@@ -198,6 +205,7 @@ def test_olmo_hybrid_s_heads_of_values_may_share_keys(tmp_path):
         np.testing.assert_array_equal(ours[name], tensor, err_msg=name)
 
 
+@pytest.mark.wide
 def test_every_block_of_rwkv_lm_s_demo_has_a_norm_that_the_first_alone_reads(stored, tmp_path, capsys):
     """And v0, v1, v2 of the first block. Nothing is made of them, and they are named."""
     file = stored("rwkv7") / "model.safetensors"
@@ -250,6 +258,7 @@ def test_the_2b_has_its_tensors():
     assert dataclasses.replace(model, **same) == preset
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("flags", "window"),
     [pytest.param((), 6, marks=pytest.mark.grid), (("--window-of", "transformers"), 5)],

@@ -147,6 +147,7 @@ def test_every_mixer_has_a_case():
     assert {type(case.config) for case in CASES.values()} == set(MIXER_CONFIGS.values())
 
 
+@pytest.mark.wide
 @at_lengths(LENGTHS)
 def test_equals_its_oracle(name, length):
     params, x = init(name), inputs(length)
@@ -193,6 +194,7 @@ def test_forward_jacobian_equals_the_reverse_one(name):
     assert_trees_close(*jacobians)
 
 
+@pytest.mark.wide
 @over_cases([name for name, case in CASES.items() if not case.exactly_causal], outside_grid=["hyena"])
 def test_gradients_equal_those_of_the_direct_form(name, monkeypatch):
     module = build(EVERY[name])
@@ -296,7 +298,7 @@ def test_document_boundaries_are_refused_where_they_would_leak(name):
         jax.eval_shape(jitted(name), init(name), inputs(7), np.zeros((2, 7), np.int32))
 
 
-@over_cases([name for name, case in EVERY.items() if case.resets])
+@over_cases([name for name, case in EVERY.items() if case.resets], outside_grid=CASES.keys() - ALIKE)
 def test_documents_equal_the_oracle_and_do_not_leak(name):
     params, x = init(name), inputs(LENGTHS[0])
     # The first id returns, which starts a separate document.

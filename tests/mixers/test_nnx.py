@@ -12,6 +12,7 @@ from hyena_jax.config import AFTSimpleConfig, AttentionConfig, GatedDeltaConfig,
 from hyena_jax.mixers import mixer_class
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "config",
     [AFTSimpleConfig(), *in_grid(HawkConfig(), AttentionConfig(2), GatedDeltaConfig(2), HyenaConfig())],

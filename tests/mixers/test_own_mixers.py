@@ -71,6 +71,7 @@ def scanned(self, x, seq):
     return jax.lax.scan(lambda _, x: (None, seq.recur(0.5, x[:, None])[:, 0]), None, x.swapaxes(0, 1))[1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "mix", [recur, *in_grid(behind_a_projection_of_zeros(recur), lambda self, x, seq: weight(self) * x)]
 )

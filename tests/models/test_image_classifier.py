@@ -135,6 +135,7 @@ def test_what_the_data_decides_must_be_known(name):
         models.build(dataclasses.replace(CONFIG, **{name: None}))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("patch_size", [(1, 6), (3, 1)])
 def test_init_rwkv7_scales_by_all_inputs_of_a_patch(patch_size):
     """Orthogonal kernels times sqrt(max(1, outputs / inputs)), half of that in the head."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
-from grid import grid_but, in_grid
+from grid import grid_but, in_grid, in_wide
 from oracles import mixers_of, random_params
 from tolerances import assert_close
 
@@ -176,8 +176,12 @@ def test_derivatives_in_both_modes(name):
 @pytest.mark.parametrize(
     ("name", "lengths"),
     [
-        ("pre_norm", None),
-        *[(name, [3, 5]) for name in ("pre_norm", "striped_hyena_2", "olmo_hybrid", "rwkv7")],
+        ("pre_norm", [3, 5]),
+        pytest.param("pre_norm", None, marks=pytest.mark.wide),
+        *[
+            pytest.param(name, [3, 5], marks=pytest.mark.wide)
+            for name in ("striped_hyena_2", "olmo_hybrid", "rwkv7")
+        ],
         *[pytest.param(name, None, marks=pytest.mark.grid) for name in list(VARIANTS)[1:]],
         pytest.param("bare_mixers", [3, 5], marks=pytest.mark.grid),
     ],
@@ -225,7 +229,7 @@ def test_the_soft_cap_bounds_the_logits():
     ("name", "embedding", "hidden", "out"),
     [
         ("gpt2", 0.02, 0.02, 0.02 / 4**0.5),
-        ("griffin", 64**-0.5, 64**-0.5, (2 / (2 * 256)) ** 0.5),
+        pytest.param("griffin", 64**-0.5, 64**-0.5, (2 / (2 * 256)) ** 0.5, marks=pytest.mark.wide),
         pytest.param("torch", 1.0, (3 * 64) ** -0.5, (3 * 256) ** -0.5, marks=pytest.mark.grid),
         pytest.param("xavier", 0.02, (2 / 320) ** 0.5, (2 / 320) ** 0.5, marks=pytest.mark.grid),
     ],
@@ -264,6 +268,7 @@ def behind_attention():
     return mixed, init(mixed)
 
 
+@pytest.mark.wide
 def test_the_first_layer_s_values_reach_all_others_of_its_kind():
     mixed, params = behind_attention()
     assert ["value" in params[f"blocks_{i}"]["mixer"] for i in range(3)] == [False, False, True]
@@ -388,6 +393,7 @@ def test_remat_changes_nothing_but_memory(name, n_layers, policy):
         assert_close(a, b)
 
 
+@pytest.mark.wide
 def test_kept_filters_are_not_made_again_for_the_backward_pass():
     """One product fewer, of the filter network's last layer: derivatives of the layers before need these."""
 
@@ -402,7 +408,7 @@ def test_kept_filters_are_not_made_again_for_the_backward_pass():
 
 
 @pytest.mark.parametrize(
-    "name", ["griffin", "untied_head_with_bias", *in_grid("pre_norm", "striped_hyena_2", "lfm2")]
+    "name", ["griffin", *in_wide("untied_head_with_bias"), *in_grid("pre_norm", "striped_hyena_2", "lfm2")]
 )
 def test_bfloat16_activations_keep_float32_parameters_and_logits(name):
     config = VARIANTS[name]

@@ -67,6 +67,7 @@ class Flat(Deep):
     reads_layer = False
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("remat", ["none", pytest.param("block", marks=pytest.mark.grid)])
 def test_values_and_gradients(remat):
     model, params = make(AttentionConfig(2), remat=remat)

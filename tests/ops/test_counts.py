@@ -130,6 +130,7 @@ def forward(config: MixerConfig, length: int, d_model: int = 16):
     return lambda params, x: module.apply({"params": params}, x), (params, x)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", grid_but(MIXER_CONFIGS, "hyena", "hawk", "fastmax"))
 def test_every_mixer_is_counted(name):
     """The backward pass is about twice the work; four times the length is 4 to 16 times the work."""

@@ -46,7 +46,7 @@ def exact(a, x, h0, weight, last_weight, reverse):
 @pytest.mark.parametrize(
     ("kernel", "shape", "reverse"),
     [
-        (gpu_recurrence, (1, 19, 37), True),
+        pytest.param(gpu_recurrence, (1, 19, 37), True, marks=pytest.mark.wide),
         (tpu_recurrence, (1, 19, 521), True),
         pytest.param(gpu_recurrence, (2, 1, 3), False, marks=pytest.mark.grid),
         pytest.param(tpu_recurrence, (2, 1, 3), False, marks=pytest.mark.grid),

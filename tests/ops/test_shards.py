@@ -68,6 +68,7 @@ def test_long_conv(groups, block_len):
     check(long_conv.blockwise_conv, shards.blockwise_conv, arrays, block_len=block_len)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("n_taps", "ids"), [(8, None), (8, IDS), *in_sequence((3, None), (3, IDS), (1, None), (1, IDS))]
 )
@@ -77,6 +78,7 @@ def test_short_conv(n_taps, ids):
     check(short_conv.short_conv, shards.short_conv, arrays | {"segment_ids": ids}, axis=-1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("n_taps", "ids"), [(8, IDS), *in_sequence((3, None), (8, None), (40, None), (1, IDS))]
 )
@@ -130,6 +132,7 @@ def test_softmax_attention_in_blocks():
     check(whole, shards.softmax_attention, arrays, is_causal=True)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("is_causal", [True, *in_sequence((False,))])
 def test_fastmax(is_causal):
     def causal(q, k, v):
@@ -141,6 +144,7 @@ def test_fastmax(is_causal):
     check(whole, partial(form, p=2), arrays)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("n", "erases", "by_channel", "ids"),
     [
@@ -165,6 +169,7 @@ def test_delta_rule(n, erases, by_channel, ids):
     check(partial(run, chunk=5), partial(run, chunk=2), arrays)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("spread", "ids"), [(60, IDS), *in_sequence((1, None), (1, IDS), (60, None))])
 def test_aft_simple(spread, ids):
     """Also where the exponents of one device vanish next to another's."""

@@ -38,6 +38,7 @@ def plain(run, text, layer, stride=MAX_LEN // 2):
         start += stride
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("layer", [1, *in_grid(0, None)])
 def test_states_are_those_of_the_plain_forward_pass(run, layer):
     of_tokens = run.embed(TEXTS, layer=layer, pool="none", batch_size=2)
@@ -49,6 +50,7 @@ def test_states_are_those_of_the_plain_forward_pass(run, layer):
         assert_close(pooled, np.stack([reduce(np.float64(rows)) for rows in of_tokens]))
 
 
+@pytest.mark.wide
 def test_a_prefix_is_seen_and_gets_no_vector(run):
     alone, after = (run.embed(["cat"], prefix=prefix, pool="none")[0] for prefix in ("", "the "))
     assert alone.shape == after.shape == (3, 8)

@@ -147,6 +147,7 @@ def swept(tmp_path_factory, compiled_once):
     return root, runs, outcomes
 
 
+@pytest.mark.wide
 def test_every_run_is_reported(swept):
     root, runs, outcomes = swept
     assert [(name, outcome.status, outcome.step) for name, outcome in outcomes.items()] == [
@@ -164,6 +165,7 @@ def test_every_run_is_reported(swept):
     }  # fmt: skip
 
 
+@pytest.mark.wide
 def test_the_planned_time_is_printed_first_and_then_a_line_for_each_run(swept):
     root, runs, _ = swept
     first, *lines = (root.parent / "output.txt").read_text().splitlines()
@@ -176,6 +178,7 @@ def test_the_planned_time_is_printed_first_and_then_a_line_for_each_run(swept):
     assert "diverged: " in lines[3]
 
 
+@pytest.mark.wide
 def test_runs_are_those_of_a_single_training(swept, tmp_path):
     root, runs, _ = swept
     hyena_jax.train(runs["seed=1"], tmp_path / "alone", quiet=True)
@@ -202,6 +205,7 @@ def assert_alike(a, b):
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
+@pytest.mark.wide
 def test_runs_together_are_those_alone_and_one_that_diverges_does_not_stop_the_others(
     swept, trained_together
 ):
@@ -246,6 +250,7 @@ def test_what_cannot_be_trained_together_is_refused(field, must, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.wide
 def test_a_sweep_that_is_done_starts_nothing(swept, monkeypatch):
     root, runs, outcomes = swept
     monkeypatch.setattr(subprocess, "Popen", None)
@@ -264,6 +269,7 @@ HARMS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_a_run_whose_folder_was_harmed_is_not_done(swept, tmp_path, monkeypatch, harm):
     root, runs, _ = swept
@@ -319,6 +325,7 @@ def test_the_exit_code_says_that_a_run_diverged(tmp_path, monkeypatch, capsys):
     assert "2 of 2 runs failed or diverged: seed=0, seed=1" in capsys.readouterr().err
 
 
+@pytest.mark.wide
 def test_files_that_are_not_a_sweep_s_are_refused(swept, tmp_path):
     root, runs, _ = swept
     copied = shutil.copytree(root, tmp_path / "sweep")
@@ -340,6 +347,7 @@ def test_an_engine_knows_its_own_number_of_jobs(tmp_path):
         hyena_jax.sweep({"seed=0": SMALL}, tmp_path / "new", jobs=2, engine=ThisMachine(), quiet=True)
 
 
+@pytest.mark.wide
 def test_another_sweep_is_refused(swept, tmp_path):
     root, runs, _ = swept
     before = (root / "sweep.json").read_bytes()
@@ -370,6 +378,7 @@ def test_a_worker_starts_a_run_from_the_parameters_of_its_request(tmp_path):
     assert _options(request._replace(init_from=None)).init_from is None
 
 
+@pytest.mark.wide
 @pytest.mark.grid
 def test_runs_start_from_given_parameters(swept, tmp_path):
     """An adaptation of a run, and one that trains all of its parameters."""

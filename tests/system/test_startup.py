@@ -64,7 +64,11 @@ def command(tmp_path, **variables):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"JAX_PLATFORMS": "nonsense"}, "JAX cannot start its devices .*asks for JAX_PLATFORMS=nonsense"),
+        pytest.param(
+            {"JAX_PLATFORMS": "nonsense"},
+            "JAX cannot start its devices .*asks for JAX_PLATFORMS=nonsense",
+            marks=pytest.mark.wide,
+        ),
         *(
             pytest.param(*case, marks=pytest.mark.grid)
             for case in (

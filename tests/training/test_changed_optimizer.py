@@ -157,6 +157,7 @@ def test_show_and_compare_say_that_it_was_changed(trained, experiment, tmp_path,
     assert "optimizer.learning_rate: 0.002 -&gt; 0.001" in text
 
 
+@pytest.mark.wide
 def test_a_change_of_what_the_state_holds_is_refused(trained, experiment, tmp_path, console):
     run = shutil.copytree(trained, tmp_path / "run")
     held = (run / "config.json").read_bytes()

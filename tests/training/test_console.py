@@ -17,6 +17,7 @@ from hyena_jax.training.run import train
 ROW = re.compile(r"step +(\d+)   loss \d\.\d{4}   [\d,]+ tokens/s   \d:\d\d:\d\d left")
 
 
+@pytest.mark.wide
 @pytest.mark.xdist_group("trained")
 def test_without_a_terminal_rows_say_loss_speed_and_time_left(trained):
     said = trained.with_suffix(".txt").read_text()

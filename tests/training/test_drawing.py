@@ -29,6 +29,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", grid_but(PATTERNS, "hawk"))
 def test_bits(name):
     pattern = PATTERNS[name]

@@ -214,6 +214,7 @@ def test_other_dtypes_are_converted(tmp_path):
     chex.assert_trees_all_equal(export.read(tmp_path / "model.safetensors", wanted, print), wanted)
 
 
+@pytest.mark.wide
 def test_a_run_starts_from_the_parameters_of_another(experiment, tmp_path, console):
     """The first step of a warm-up changes nothing, and neither does a wrong file."""
     still = with_training(experiment, steps=1)

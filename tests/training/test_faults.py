@@ -70,6 +70,7 @@ def test_a_changed_text_is_continued_when_that_is_accepted(experiment, text, tmp
         train(with_training(letters, steps=16), run, console, StartOptions(accept_changed_data=True))
 
 
+@pytest.mark.wide
 def test_what_a_kill_leaves_of_a_new_folder_is_continued(experiment, tmp_path, console):
     workdir = tmp_path / "run"
     workdir.mkdir()
@@ -79,6 +80,7 @@ def test_what_a_kill_leaves_of_a_new_folder_is_continued(experiment, tmp_path, c
     assert saved_steps(workdir / "checkpoints") == [1]
 
 
+@pytest.mark.wide
 def test_a_half_deleted_old_checkpoint_and_a_torn_last_row_do_no_harm(whole, experiment, console):
     oldest = whole / "checkpoints" / str(saved_steps(whole / "checkpoints")[-1])
     for path in [oldest / "manifest.json", oldest / "_CHECKPOINT_METADATA"]:

@@ -30,7 +30,8 @@ from hyena_jax.training.folder import read_folder
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.run import train
 
-pytestmark = pytest.mark.xdist_group("image_runs")  # its tests share a run
+# Its tests share a run.
+pytestmark = [pytest.mark.xdist_group("image_runs"), pytest.mark.wide]
 
 
 @pytest.fixture(scope="module")

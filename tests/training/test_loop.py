@@ -258,6 +258,7 @@ run.train(config.read(Path({config!r})), Path({workdir!r}), Console())
 """
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("step", [7, *in_grid(3)])
 def test_a_killed_run_loses_at_most_the_steps_since_its_checkpoint(
     whole, experiment, tmp_path, console, step

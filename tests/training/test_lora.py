@@ -204,6 +204,7 @@ def test_a_run_is_continued_bit_by_bit(run, tmp_path):
     assert one == other
 
 
+@pytest.mark.wide
 def test_an_export_is_merged_and_another_run_starts_from_the_folder(run, tmp_path, capsys):
     file = tmp_path / "model.safetensors"
     assert cli.main(["export", str(run.workdir), "--output", str(file)]) == 0
@@ -250,6 +251,7 @@ def test_a_start_that_cannot_be_is_refused(trained, tmp_path, monkeypatch, capsy
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.wide
 def test_the_folder_of_another_experiment_is_refused(run, trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "run")
     with pytest.raises(UserError, match="a different experiment: .*model.lora.rank: None -> 2"):

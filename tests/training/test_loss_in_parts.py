@@ -31,6 +31,7 @@ def value_and_gradients(config):
     return jax.jit(jax.value_and_grad(mean))(PARAMS)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("chunk", "tied_head"),
     [

@@ -5,6 +5,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 import hyena_jax
 from hyena_jax.training.run import train
 
@@ -35,6 +37,7 @@ def reached(experiment, workdir, console) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.wide
 def test_a_run_reaches_the_boxes_in_the_order_of_the_page(experiment, tmp_path, console):
     assert len(BOXES) == 10
     assert reached(experiment, tmp_path / "run", console) == BOXES

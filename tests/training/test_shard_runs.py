@@ -21,7 +21,8 @@ from hyena_jax.training.loss import cross_entropy, scored
 from hyena_jax.training.run import train
 from hyena_jax.training.step import init_params
 
-pytestmark = pytest.mark.xdist_group("shards")  # its tests share a run
+# Its tests share a run.
+pytestmark = [pytest.mark.xdist_group("shards"), pytest.mark.wide]
 
 SENTENCES = [f"{i} bottles of beer on the wall, {i} bottles of beer. " * 3 for i in range(60)]
 

@@ -72,6 +72,7 @@ def run(n_devices: int, optimizer=OPTIMIZER, accumulation_steps: int = 1, steps:
     return losses, strategy.host_copy(state)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("n_devices", "accumulation_steps"),
     [(2, 2), *(pytest.param(*case, marks=pytest.mark.grid) for case in [(2, 1), (4, 1), (1, 4)])],
@@ -93,6 +94,7 @@ def two():
     return strategy, lambda state, t: step(state, strategy.place_batch(batch(t)))
 
 
+@pytest.mark.wide
 def test_two_runs_are_identical_to_the_last_bit(two):
     strategy, step = two
     ends = []
@@ -148,6 +150,7 @@ def test_devices_drop_out_differently():
     assert first_loss(2, rows) != alone
 
 
+@pytest.mark.wide
 def test_the_state_is_donated_and_a_copy_on_the_host_survives_it(two):
     strategy, step = two
     state, _ = step(fresh_state(2), 0)

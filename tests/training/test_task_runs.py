@@ -32,7 +32,8 @@ from hyena_jax.tasks.recall import MQARConfig, RecallConfig
 from hyena_jax.tasks.strings import CopyingConfig
 from hyena_jax.training.run import train
 
-pytestmark = pytest.mark.xdist_group("task_runs")  # its tests share runs
+# Its tests share runs.
+pytestmark = [pytest.mark.xdist_group("task_runs"), pytest.mark.wide]
 
 MQAR = MQARConfig(vocab_size=16, seq_len=16, n_pairs=3, test_rows=12, batch_size=4)
 
