@@ -48,6 +48,7 @@ def test_examples_run(tmp_path, monkeypatch, own_parts):
         run_example(name, examples[name])
 
 
+@pytest.mark.grid
 @pytest.mark.scale
 def test_examples_that_train_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

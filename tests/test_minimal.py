@@ -176,6 +176,7 @@ def test_a_killed_run_continues_to_the_same_bits(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == sample
 
 
+@pytest.mark.grid
 @pytest.mark.faults
 def test_sigkill_loses_only_the_steps_since_the_last_checkpoint(tmp_path):
     """Kills at random moments, in saves too, since every step is saved."""

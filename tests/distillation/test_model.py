@@ -191,7 +191,6 @@ def test_errors_are_relative_and_bounded():
         assert error.least <= error.error <= error.balanced
 
 
-@pytest.mark.wide
 def test_the_divergence_is_of_the_run_from_its_distilled_form():
     model = models.build(model_config(HyenaConfig(filter=ModalFilterConfig(n_modes=2))))
     run, distilled = (init_params(model, seed) for seed in (0, 1))

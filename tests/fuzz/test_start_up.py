@@ -134,7 +134,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("setting", WRONG)
+BY_DEFAULT = {"JAX_PLATFORMS=tpu", "JAX_NUM_CPU_DEVICES=0", "XLA_FLAGS=/nonexistent", "JAX_DISABLE_JIT=1"}
+
+
+@pytest.mark.parametrize("setting", grid_but(WRONG, *BY_DEFAULT))
 def test_environments_that_jax_cannot_start_in(places, tmp_path, setting):
     """One line names the variable and no folder is made; or JAX accepts the value and the command works."""
     name, _, value = setting.partition("=")

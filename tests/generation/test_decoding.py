@@ -136,7 +136,6 @@ def test_prompts_of_different_lengths_equal_separate_runs(name):
         check_greedy(name, prompt, continuation)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("name", ["hyena", *in_grid("griffin")])
 def test_a_row_of_a_batch_equals_a_batch_of_one_with_its_seed(name):
     """Sample i has seed + i, modulo 2**32."""
@@ -155,7 +154,6 @@ def test_top_1_equals_greedy():
     np.testing.assert_array_equal(greedy, top)
 
 
-@pytest.mark.wide
 def test_what_is_drawn_follows_the_models_distribution():
     """The second token of many samples, given the first; chi-square as in the test of the rules."""
     count = 4000
@@ -182,7 +180,6 @@ def test_rows_end_after_their_stop_tokens():
         np.testing.assert_array_equal(after.log_probs, before.log_probs[:end])
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("prompt", [*in_grid([3]), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]])
 def test_a_full_context_slides_by_half(prompt):
     """By definition: after 16 tokens were read, the last 8 are read again."""

@@ -54,7 +54,6 @@ def mixing_and_output(mixer, params, x):
     return mixing(mixer, params, x), seq.o
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix_times_the_values_is_the_output(name):
     mixer, params, x = build(name)
@@ -109,7 +108,6 @@ def test_the_norms_of_a_mixers_jacobian(name):
     assert np.abs(np.triu(norms, 1)).max() <= TOLERANCE["float32"] * norms.max()
 
 
-@pytest.mark.wide
 def test_the_norms_of_the_jacobian_of_a_gated_sum():
     x = np.random.default_rng(0).standard_normal((1, 6, 4)).astype(np.float32)
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from grid import grid_but, in_grid, in_wide
+from grid import grid_but, in_grid
 from references import STORED, expected, logits_of
 from safetensors.numpy import load_file, save_file
 
@@ -42,8 +42,7 @@ BOTH_LENGTHS = pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.ma
 @pytest.mark.parametrize(
     "family",
     [
-        "lfm2",
-        *in_wide("olmo_hybrid", "stripedhyena2", "rwkv7"),
+        *("lfm2", "olmo_hybrid", "stripedhyena2", "rwkv7"),
         *in_grid("safari", "hyenadna", "rwkv7_transformers"),
     ],
 )
@@ -84,7 +83,6 @@ def flax_folder(folder):
     return folder
 
 
-@pytest.mark.wide
 @BOTH_LENGTHS
 def test_recurrentgemma_of_deepmind_s_flax_code(tmp_path, which):
     convert("recurrentgemma", flax_folder(tmp_path / "2b"), tmp_path / "run", Options(max_len=32))
@@ -161,7 +159,6 @@ def test_the_optimizer_s_state_is_that_of_a_new_run(converted):
     assert restored.meta.to_json() == {"step": 0, "loss": None}
 
 
-@pytest.mark.wide
 def test_striped_hyena_2_scales_its_rotary_positions(converted):
     pattern = hyena_jax.load_run(converted("stripedhyena2")).experiment.model.pattern
     attention = next(mixer for mixer in pattern if isinstance(mixer, AttentionConfig))
@@ -258,7 +255,6 @@ def test_the_2b_has_its_tensors():
     assert dataclasses.replace(model, **same) == preset
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("flags", "window"),
     [pytest.param((), 6, marks=pytest.mark.grid), (("--window-of", "transformers"), 5)],

@@ -45,7 +45,6 @@ def test_an_export_is_converted_to_the_same_bits(converted, tmp_path, family, ca
     assert "new or an empty folder" in capsys.readouterr().err
 
 
-@pytest.mark.wide
 def test_transformers_is_told_a_window_of_one_more(converted, tmp_path):
     run = hyena_jax.load_run(converted("recurrentgemma"))
     transformers_folder.write(

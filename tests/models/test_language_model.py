@@ -268,7 +268,6 @@ def behind_attention():
     return mixed, init(mixed)
 
 
-@pytest.mark.wide
 def test_the_first_layer_s_values_reach_all_others_of_its_kind():
     mixed, params = behind_attention()
     assert ["value" in params[f"blocks_{i}"]["mixer"] for i in range(3)] == [False, False, True]
@@ -393,7 +392,6 @@ def test_remat_changes_nothing_but_memory(name, n_layers, policy):
         assert_close(a, b)
 
 
-@pytest.mark.wide
 def test_kept_filters_are_not_made_again_for_the_backward_pass():
     """One product fewer, of the filter network's last layer: derivatives of the layers before need these."""
 

@@ -122,7 +122,7 @@ def assert_layouts_agree(config: LanguageModelConfig, mesh: Mesh, rows: int) -> 
 
 
 @pytest.mark.sequence
-@pytest.mark.parametrize("layout", [((1, 1, 4), 3), *in_grid(((1, 1, 4), 1), ((2, 1, 2), 2)), ((1, 2, 2), 3)])
+@pytest.mark.parametrize("layout", [*in_grid(((1, 1, 4), 3), ((1, 1, 4), 1), ((2, 1, 2), 2)), ((1, 2, 2), 3)])
 def test_meshes_and_rows(layout):
     shape, rows = layout
     assert_layouts_agree(CONFIG, mesh_of(*shape), rows)

@@ -78,7 +78,6 @@ def test_derivatives_in_both_modes(variant, ids, scale):
         check_modes(lambda args: mean(variant, *args, ids), (scale * keys, values, u, v), scale > 1)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("variant", grid_but(VARIANTS, "window"))
 @pytest.mark.parametrize("ids", [TWO_DOCUMENTS, *in_grid(ONE_DOCUMENT)])
 @anywhere
@@ -94,7 +93,6 @@ def test_extreme_exponents(variant, ids, keys, u, seed):
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("variant", grid_but(VARIANTS, "window"))
 def test_nothing_comes_from_later(variant):
     """Not even through the size of a later key, as in a running maximum that looks ahead."""

@@ -178,7 +178,6 @@ def gradients_of(chunk, inputs):
     return jax.grad(loss)(inputs)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("log_a", [-20.0, *in_grid(0.0, -1e-30, -1e3, -1e30)])
 def test_gradients_are_finite_at_any_decay(log_a, by_channel):

@@ -20,7 +20,6 @@ fused = partial(fused_delta_rule, interpret=True)
 RULES = {"head": GATED_DELTA, "channel": KDA, "write": RWKV7, "nothing_erased": MAMBA2}
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "length", "chunk", "has_starts"),
     [

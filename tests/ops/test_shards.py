@@ -132,7 +132,6 @@ def test_softmax_attention_in_blocks():
     check(whole, shards.softmax_attention, arrays, is_causal=True)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("is_causal", [True, *in_sequence((False,))])
 def test_fastmax(is_causal):
     def causal(q, k, v):
@@ -144,7 +143,6 @@ def test_fastmax(is_causal):
     check(whole, partial(form, p=2), arrays)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("n", "erases", "by_channel", "ids"),
     [

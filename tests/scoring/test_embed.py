@@ -38,7 +38,6 @@ def plain(run, text, layer, stride=MAX_LEN // 2):
         start += stride
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("layer", [1, *in_grid(0, None)])
 def test_states_are_those_of_the_plain_forward_pass(run, layer):
     of_tokens = run.embed(TEXTS, layer=layer, pool="none", batch_size=2)

@@ -52,7 +52,6 @@ def plain(params, sequence, first, stride):
     return found
 
 
-@pytest.mark.wide
 def test_scores_are_the_forward_passes_in_float64(params):
     context, stride, n_unscored = np.array([3, 1], np.int32), 20, 2
     with jax.enable_x64(True):

@@ -30,9 +30,9 @@ from hyena_jax.config import (
     SGDConfig,
     TrainingConfig,
 )
-from hyena_jax.sweeps import pool
+from hyena_jax.sweeps import pool, serve
 from hyena_jax.sweeps.pool import Event, RunRequest, ThisMachine, _divided_cores
-from hyena_jax.sweeps.serve import _options
+from hyena_jax.sweeps.serve import Server, _options
 from hyena_jax.sweeps.sweep import KEPT, Outcome, _continued, _ended, _named
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.arithmetic import MajorityConfig
@@ -129,6 +129,26 @@ def held_out(workdir):
     ]
 
 
+class Here:
+    """An engine that trains the runs in this process, in which a sweep of one's own starts no second JAX."""
+
+    n_workers = 1
+
+    @contextlib.contextmanager
+    def pool(self, n_runs, lock):
+        self.sent = []
+        self.server = Server(lambda kind, **values: self.sent.append((kind, values)))
+        yield self
+
+    def run(self, work, asked):
+        for name, request in work:
+            with open(f"{request.workdir}.log", "a") as log, contextlib.redirect_stdout(log):
+                self.server.serve(request)
+            while self.sent:
+                kind, values = self.sent.pop(0)
+                yield Event(values.get("run", name), kind, 0.1, values)
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory, compiled_once):
     """A sweep of four runs: two end, one reaches its target at once, one diverges."""
@@ -140,14 +160,12 @@ def swept(tmp_path_factory, compiled_once):
         "wild": diverging(SMALL),
     }
     with contextlib.redirect_stdout(io.StringIO()) as output, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", os.environ["HYENA_JAX_TESTS_CACHE"])  # of the worker
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-        outcomes = hyena_jax.sweep(runs, root)
+        patch.setattr(serve, "_print_to", lambda log: None)
+        outcomes = hyena_jax.sweep(runs, root, engine=Here())
     (root.parent / "output.txt").write_text(output.getvalue())
     return root, runs, outcomes
 
 
-@pytest.mark.wide
 def test_every_run_is_reported(swept):
     root, runs, outcomes = swept
     assert [(name, outcome.status, outcome.step) for name, outcome in outcomes.items()] == [
@@ -165,7 +183,6 @@ def test_every_run_is_reported(swept):
     }  # fmt: skip
 
 
-@pytest.mark.wide
 def test_the_planned_time_is_printed_first_and_then_a_line_for_each_run(swept):
     root, runs, _ = swept
     first, *lines = (root.parent / "output.txt").read_text().splitlines()
@@ -178,7 +195,6 @@ def test_the_planned_time_is_printed_first_and_then_a_line_for_each_run(swept):
     assert "diverged: " in lines[3]
 
 
-@pytest.mark.wide
 def test_runs_are_those_of_a_single_training(swept, tmp_path):
     root, runs, _ = swept
     hyena_jax.train(runs["seed=1"], tmp_path / "alone", quiet=True)
@@ -250,7 +266,6 @@ def test_what_cannot_be_trained_together_is_refused(field, must, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.wide
 def test_a_sweep_that_is_done_starts_nothing(swept, monkeypatch):
     root, runs, outcomes = swept
     monkeypatch.setattr(subprocess, "Popen", None)
@@ -269,7 +284,6 @@ HARMS = {
 }
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_a_run_whose_folder_was_harmed_is_not_done(swept, tmp_path, monkeypatch, harm):
     root, runs, _ = swept
@@ -325,7 +339,6 @@ def test_the_exit_code_says_that_a_run_diverged(tmp_path, monkeypatch, capsys):
     assert "2 of 2 runs failed or diverged: seed=0, seed=1" in capsys.readouterr().err
 
 
-@pytest.mark.wide
 def test_files_that_are_not_a_sweep_s_are_refused(swept, tmp_path):
     root, runs, _ = swept
     copied = shutil.copytree(root, tmp_path / "sweep")
@@ -347,7 +360,6 @@ def test_an_engine_knows_its_own_number_of_jobs(tmp_path):
         hyena_jax.sweep({"seed=0": SMALL}, tmp_path / "new", jobs=2, engine=ThisMachine(), quiet=True)
 
 
-@pytest.mark.wide
 def test_another_sweep_is_refused(swept, tmp_path):
     root, runs, _ = swept
     before = (root / "sweep.json").read_bytes()
@@ -378,7 +390,6 @@ def test_a_worker_starts_a_run_from_the_parameters_of_its_request(tmp_path):
     assert _options(request._replace(init_from=None)).init_from is None
 
 
-@pytest.mark.wide
 @pytest.mark.grid
 def test_runs_start_from_given_parameters(swept, tmp_path):
     """An adaptation of a run, and one that trains all of its parameters."""

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from grid import in_grid
 from test_roll_call import free_port
 from whole_runs import losses, rows
 
@@ -122,7 +121,11 @@ def test_two_processes_train_as_one_and_a_killed_one_ends_both(text, tmp_path):
 
 @pytest.mark.scale
 @pytest.mark.parametrize(
-    ("layout", "model"), [("sharded --parallel.fsdp 2", ATTENTION), ("sharded --parallel.sequence 4", HYENA)]
+    ("layout", "model"),
+    [
+        ("sharded --parallel.fsdp 2", ATTENTION),
+        pytest.param("sharded --parallel.sequence 4", HYENA, marks=pytest.mark.grid),
+    ],
 )
 def test_four_processes_train_as_one_and_save_together(text, tmp_path, layout, model):
     workdir = tmp_path / "four"
@@ -173,6 +176,7 @@ def test_a_signal_to_one_stops_all_at_one_step(text, tmp_path):
     assert saved_steps(workdir / "checkpoints")[0] % 10 == 0
 
 
+@pytest.mark.grid
 @pytest.mark.scale
 def test_sigterm_to_one_host_saves_on_all_at_one_step_and_the_run_continues_on_another_number(text, tmp_path):
     """At the step after SIGTERM, not at the next multiple of `stop_every`: there is little time."""
@@ -218,10 +222,15 @@ def test_a_process_that_does_not_answer_is_given_up(text, tmp_path):
     ("changes", "devices", "message"),
     [
         (["--workdir", "/nowhere/else"], 2, "--workdir must be the same in all processes"),
-        (["--optimizer.learning-rate", "0.5"], 2, "--optimizer.learning-rate must be the same .* 0.5 in 1"),
         ([], 3, "every process must have the same number of devices, got {0: 2, 1: 3}"),
-        (["--num-processes", 3], 2, "--num-processes must be the same in all processes"),
-        (["--plugin", "changed.py"], 2, "the plugins' SHA-256 must be the same in all processes"),
+        *(
+            pytest.param(*case, marks=pytest.mark.grid)
+            for case in (
+                (["--optimizer.learning-rate", "0.5"], 2, "learning-rate must be the same .* 0.5 in 1"),
+                (["--num-processes", 3], 2, "--num-processes must be the same in all processes"),
+                (["--plugin", "changed.py"], 2, "the plugins' SHA-256 must be the same in all processes"),
+            )
+        ),
     ],
 )
 def test_processes_that_do_not_fit_together_are_refused(text, tmp_path, changes, devices, message):
@@ -248,9 +257,10 @@ def test_processes_that_do_not_fit_together_are_refused(text, tmp_path, changes,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.grid
 @pytest.mark.scale
 @pytest.mark.usefixtures("own_parts")
-@pytest.mark.parametrize("plugin", ["drawn_rows", *in_grid("word_starts")])
+@pytest.mark.parametrize("plugin", ["drawn_rows", "word_starts"])
 def test_rows_and_weights_of_the_users_own_train_in_two_processes_as_in_one(text, tmp_path, plugin):
     """And continue: each process reads the whole iterator and keeps its own rows of a batch."""
     own = ["--plugin", EXTENSIONS / f"{plugin}.py", "--data", plugin, "--logging.sample-prompt", None]

@@ -158,7 +158,6 @@ def alone():
     return trained(ParallelConfig(devices=1), 1, BATCHES, metrics=METRICS)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize(("config", "parts", "chunk"), LAYOUTS)
 def test_a_weighted_mean_is_the_same_in_every_layout(config, parts, chunk, alone):
     found, params = trained(config, parts, BATCHES, metrics=METRICS, chunk=chunk)

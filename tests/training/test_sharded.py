@@ -132,7 +132,8 @@ def test_every_optimizer_trains_on_a_mesh_as_on_one_device(name):
 
 @pytest.mark.scale
 @pytest.mark.parametrize(
-    "name", ["implicit", "windowed", "explicit", "fno", "transfer_function", "modal", "lookup", "stu"]
+    "name",
+    ["implicit", *in_grid("windowed", "explicit", "fno", "transfer_function", "modal", "lookup", "stu")],
 )
 def test_filters_train_on_a_mesh_as_on_one_device(name):
     """One of each kind; all filters equal their oracles in tests of their own."""

@@ -72,7 +72,6 @@ def run(n_devices: int, optimizer=OPTIMIZER, accumulation_steps: int = 1, steps:
     return losses, strategy.host_copy(state)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("n_devices", "accumulation_steps"),
     [(2, 2), *(pytest.param(*case, marks=pytest.mark.grid) for case in [(2, 1), (4, 1), (1, 4)])],
@@ -135,7 +134,6 @@ def test_each_step_and_each_part_of_a_batch_has_masks_of_its_own():
     assert float(losses(state.step)) != float(losses(state.step + 1))
 
 
-@pytest.mark.grid
 def test_devices_drop_out_differently():
     """With equal rows and equal dropout everywhere, the mean loss on two devices would equal that on one."""
     model = models.build(dataclasses.replace(CONFIG, dropout=0.5))

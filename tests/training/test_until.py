@@ -36,7 +36,6 @@ def test_losses_are_those_of_equal_rows_or_not_compared():
     assert measured_on(data) == measured_on(data, 8) != measured_on(data, 4)
 
 
-@pytest.mark.wide
 def test_a_run_stops_at_the_first_evaluation_that_reaches_its_target(whole, experiment, tmp_path, console):
     losses = {row["step"]: row["validation/loss"] for row in rows(whole) if "validation/loss" in row}
     assert [*losses] == [4, 8, 12]
