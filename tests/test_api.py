@@ -145,6 +145,7 @@ def test_evaluate_and_metrics_agree(run, tmp_path):
     assert run.evaluate(tmp_path / "other.txt", batch_size=3)["tokens"] == 12 * 30 - 1
 
 
+@pytest.mark.wide
 def test_generate_is_the_command(run, tmp_path, capsys):
     output = tmp_path / "out.jsonl"
     arguments = "--max-new-tokens 6 --seed 3 --num-samples 2 --top-k 5 --top-p 0.5 --stop z --output".split()

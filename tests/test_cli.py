@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from grid import in_wide
 from idx_files import write_pair
 from jax import monitoring
 
@@ -426,7 +427,8 @@ def test_a_full_disk_is_code_3(tmp_path, text, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["train", "quickstart", "--help"], ["eval", "--help"]]
+    "arguments",
+    [["train", "quickstart", "--help"], *in_wide(["--help"], ["train", "--help"], ["eval", "--help"])],
 )
 def test_help_is_quick_and_complete(arguments):
     """By the processor's time of the command, which other processes of a loaded machine do not lengthen."""

@@ -196,6 +196,7 @@ def test_a_page_begins_with_what_came_out_and_shows_little():
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", reproduce.STUDIES)
 def test_a_page_is_short(name):
     found = reproduce.load(name)

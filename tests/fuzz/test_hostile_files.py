@@ -303,6 +303,7 @@ def test_headers_that_lie(readers, tmp_path, name):
             assert refused(readers[name], path), header
 
 
+@pytest.mark.wide
 def test_bombs(readers, samples, tmp_path):
     """A megabyte that unpacks to a gigabyte is not unpacked."""
     folder = tmp_path / "images"

@@ -111,6 +111,7 @@ def test_recomputing_equals_the_state(rule):
     assert len({len(row.tokens) for row in expected}) > 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["counts", *in_grid("mean")])
 def test_models_without_a_state_are_decoded_by_calls_alone(name, request):
     model, params = request.getfixturevalue(name)
@@ -161,6 +162,7 @@ def test_the_context_is_a_state_that_can_be_saved(mean, tmp_path):
     assert_same(*(continuations(proceed(model, params, p, request)) for p in (loaded, prompted)))
 
 
+@pytest.mark.wide
 def test_what_has_no_state_is_named(mean, counts):
     notes = []
     for model, _ in (mean, counts, language_model(AttentionConfig(n_heads=2))):

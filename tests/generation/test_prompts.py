@@ -40,6 +40,7 @@ def test_rows_end_after_their_stop_texts(length, at):
         np.testing.assert_array_equal(after.log_probs, before.log_probs[:end])
 
 
+@pytest.mark.wide
 def test_stops_hold_when_a_full_context_slides():
     options = {"max_len": 16, "n_tokens": 60, "seed": 2}
     (free,) = drawn("hyena", [[3]], **options)

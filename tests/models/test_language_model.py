@@ -431,7 +431,7 @@ def test_float64_stays_float64(name):
     assert_close(narrow, logits)
 
 
-@pytest.mark.parametrize("remat", ["none", "block"])
+@pytest.mark.parametrize("remat", ["none", *in_wide("block")])
 def test_dropout_needs_its_key_and_is_off_when_deterministic(remat):
     plain = dataclasses.replace(CONFIG, pattern=CONFIG.pattern[1:], n_layers=1)
     config = dataclasses.replace(plain, dropout=0.5, remat=remat)

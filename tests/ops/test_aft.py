@@ -93,6 +93,7 @@ def test_extreme_exponents(variant, ids, keys, u, seed):
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("variant", grid_but(VARIANTS, "window"))
 def test_nothing_comes_from_later(variant):
     """Not even through the size of a later key, as in a running maximum that looks ahead."""

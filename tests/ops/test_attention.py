@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from grid import in_grid
+from grid import in_grid, in_wide
 from tolerances import DIFFERENCE_TOLERANCE, assert_close
 
 from hyena_jax.ops import attention as ops
@@ -96,10 +96,10 @@ def objective(form, visible):
 @pytest.mark.parametrize(
     ("case", "n_kv_heads"),
     [
-        ("all", 4),
-        ("causal", 1),
         ("documents", 2),
         ("cache", 1),
+        pytest.param("all", 4, marks=pytest.mark.wide),
+        pytest.param("causal", 1, marks=pytest.mark.wide),
         pytest.param("window of documents", 2, marks=pytest.mark.grid),
         pytest.param("documents, not causal", 1, marks=pytest.mark.grid),
         pytest.param("cache at a number", 4, marks=pytest.mark.grid),
@@ -193,7 +193,8 @@ def test_derivatives_of_blocks_are_batched():
 
 
 @pytest.mark.parametrize(
-    ("form", "dtype"), [("plain", "float32"), ("blocks", "float32"), ("blocks", "bfloat16")]
+    ("form", "dtype"),
+    [("blocks", "bfloat16"), *(pytest.param(form, "float32", marks=pytest.mark.wide) for form in FORMS)],
 )
 def test_queries_that_see_nothing_are_finite(form, dtype):
     inputs = tuple(x.astype(jnp.dtype(dtype)) for x in arrays(31, 2))
@@ -204,7 +205,7 @@ def test_queries_that_see_nothing_are_finite(form, dtype):
         assert np.isfinite(np.float32(x)).all()
 
 
-@pytest.mark.parametrize("case", ["causal", "all"])
+@pytest.mark.parametrize("case", ["causal", *in_wide("all")])
 def test_large_logits_are_finite(case):
     q, k, v = arrays(31, 2)
     f = objective(FORMS["blocks"], Visible(**VISIBLE[case]))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from derivative_modes import check_modes
 from differences import assert_equal_differences
-from grid import in_grid
+from grid import in_grid, in_wide
 from tolerances import assert_close
 
 from hyena_jax.ops.delta_rule import delta_rule, transfer, unit_triangular_inverse
@@ -134,7 +134,7 @@ def test_derivatives_in_both_modes(rule):
         check_modes(f, {name: x for name, x in inputs._asdict().items() if x is not None}, is_thorough=True)
 
 
-@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("by_channel", [True, *in_wide(False)])
 @pytest.mark.parametrize(("beta", "chunk"), [(0.5, 64), (1.0, 64), (1.9, 16)])
 def test_equal_keys(beta, chunk, by_channel):
     """And values, as in a row of equal bits. A product (I - M) (I + M^2) ... is wrong by 1e5 to 1e20 here."""
@@ -153,7 +153,7 @@ def test_the_inverse_of_alternating_signs(size):
 
 
 @pytest.mark.parametrize("rule", [GATED_DELTA, KDA, RWKV7, *in_grid(MAMBA2)])
-@pytest.mark.parametrize("decay", [1e3, 1e-3, *in_grid(1.0, 30.0)])
+@pytest.mark.parametrize("decay", [1e3, *in_wide(1e-3), *in_grid(1.0, 30.0)])
 def test_a_strong_decay_in_the_middle_of_a_chunk(decay, rule):
     """Weights of later tokens do not lose digits to it, as differences of running sums would."""
     inputs = arrays(rule, 127, decay=0.01)
@@ -178,7 +178,7 @@ def gradients_of(chunk, inputs):
     return jax.grad(loss)(inputs)
 
 
-@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("by_channel", [True, *in_wide(False)])
 @pytest.mark.parametrize("log_a", [-20.0, *in_grid(0.0, -1e-30, -1e3, -1e30)])
 def test_gradients_are_finite_at_any_decay(log_a, by_channel):
     """The exponential of a difference above the diagonal overflows from log a = -1.4 on."""

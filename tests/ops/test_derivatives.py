@@ -20,6 +20,7 @@ def pull_back(residuals, y_bar):
     return (y_bar @ kernel.T) * (1 - jnp.tanh(x) ** 2), jnp.tanh(x).T @ y_bar
 
 
+@pytest.mark.wide
 def test_a_function_with_its_own_derivative_has_all_modes():
     with jax.enable_x64(True):
         check_modes(lambda args: own_derivative(forward, pull_back)(*args), (X, KERNEL), is_thorough=True)

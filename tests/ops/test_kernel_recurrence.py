@@ -72,6 +72,7 @@ def test_values_and_gradients_equal_the_oracle(shape, kernel, reverse):
         assert_close(ours, theirs)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kernel", "reverse"),
     [(tpu_recurrence, True), pytest.param(gpu_recurrence, False, marks=pytest.mark.grid)],

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
-from grid import in_grid
+from grid import in_grid, in_wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import assert_close
@@ -68,7 +68,7 @@ def test_equals_the_definition_at_any_shape(shape, has_start, reverse, method):
 
 
 @DIRECTIONS
-@pytest.mark.parametrize("method", [None, associative_recurrence, *in_grid(*METHODS[:2])])
+@pytest.mark.parametrize("method", [None, *in_wide(associative_recurrence), *in_grid(*METHODS[:2])])
 @pytest.mark.parametrize("length", [17, *in_grid(1, 7)])
 def test_gradients_equal_plain_autodiff_of_the_loop(length, method, reverse):
     with jax.enable_x64(True):
@@ -155,7 +155,7 @@ def test_bfloat16_input_is_summed_in_float32(method):
     assert last == 300  # a sum of ones in bfloat16 stops at 256
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [associative_recurrence, *in_wide(scan_recurrence, loop_recurrence, None)])
 @pytest.mark.parametrize("factor", [0.0, 1e-30, 1.0, -1.0, np.nextafter(np.float32(1), np.float32(0))])
 def test_is_finite_at_the_edges(factor, method):
     """Also where products of factors underflow, and with large inputs."""

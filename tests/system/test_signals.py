@@ -55,9 +55,14 @@ def train(tmp_path, text, *prefix, module="hyena_jax"):
 @pytest.mark.parametrize(
     ("name", "code", "line"),
     [
-        ("SIGINT", 130, "hyena-jax: interrupted\n"),
         ("SIGTERM", 75, "hyena-jax: stopped by SIGTERM; rerun the command to continue\n"),
-        ("SIGHUP", 75, "hyena-jax: stopped by SIGHUP; rerun the command to continue\n"),
+        pytest.param("SIGINT", 130, "hyena-jax: interrupted\n", marks=pytest.mark.wide),
+        pytest.param(
+            "SIGHUP",
+            75,
+            "hyena-jax: stopped by SIGHUP; rerun the command to continue\n",
+            marks=pytest.mark.wide,
+        ),
     ],
 )
 def test_a_signal_at_start_up_ends_a_training(tmp_path, name, code, line):
