@@ -31,6 +31,12 @@ def test_known_systems_are_recovered(poles, n_modes, n_taps):
     assert (modes.log_decay > -np.inf).all()  # |lambda| < 1
 
 
+def test_the_ring_decays_to_exp_of_minus_3_over_the_taps():
+    log_decay, angle = modal_fit.ring(2, 4, 64)
+    np.testing.assert_allclose(np.exp(-64 * np.exp(log_decay)), np.full((2, 4), np.exp(-3)))
+    np.testing.assert_allclose(angle, [np.pi * np.array([1, 3, 5, 7]) / 8] * 2)
+
+
 def test_the_poles_themselves_are_found():
     poles = [0.98 * np.exp(0.1j), 0.9 * np.exp(1.0j), 0.7 * np.exp(2.5j)]
     modes = modal_fit.fit(oscillations(poles, 63), 3)

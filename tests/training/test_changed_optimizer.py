@@ -92,6 +92,14 @@ def test_another_optimizer_counts_from_the_next_step_on(experiment):
     assert config.stages_after(stages, experiment, 12) == first
 
 
+def test_a_run_keeps_from_which_step_on_another_optimizer_trains_it(whole, experiment, console):
+    changed = with_optimizer(experiment, 13, learning_rate=1e-3)
+    with pytest.raises(UserError, match="optimizer.learning_rate: 0.002 -> 0.001"):
+        train(changed, whole, console)
+    train(changed, whole, console, StartOptions(accept_changed_optimizer=True))
+    assert [stage.first_step for stage in config.read_stages(whole, changed)] == [1, 13]
+
+
 @pytest.mark.grid
 def test_without_the_flag_it_is_refused_and_the_folder_says_what_held_when(
     trained, experiment, tmp_path, capsys

@@ -5,19 +5,19 @@ import io
 import re
 
 import jax
+import numpy as np
 import pytest
 from rich.console import Console
 from whole_runs import with_training
 
-from hyena_jax.config import CosineConfig, MetricConfig, register
+from hyena_jax.config import CosineConfig, MetricConfig, SGDConfig, register
 from hyena_jax.system import output
-from hyena_jax.training.console import Progress
+from hyena_jax.training.console import Progress, parameter_table
 from hyena_jax.training.run import train
 
 ROW = re.compile(r"step +(\d+)   loss \d\.\d{4}   [\d,]+ tokens/s   \d:\d\d:\d\d left")
 
 
-@pytest.mark.wide
 @pytest.mark.xdist_group("trained")
 def test_without_a_terminal_rows_say_loss_speed_and_time_left(trained):
     said = trained.with_suffix(".txt").read_text()
@@ -28,6 +28,25 @@ def test_without_a_terminal_rows_say_loss_speed_and_time_left(trained):
     assert said.index("compiling the training step") < said.index(" left")
     assert "nan" not in said
     assert "embedding/embedding" in said
+
+
+def test_without_a_terminal_the_last_step_has_its_row():
+    console = Console(file=io.StringIO(), width=120)
+    with Progress(console, 0, 3, "token") as shown:
+        for step in (1, 2, 3):
+            shown.training(step, 2.5, 1234.0)
+    assert re.findall(r"step +(\d+)", console.file.getvalue())[-1] == "3"
+
+
+def test_equal_parameters_of_all_blocks_share_a_row_and_count_each():
+    block = {"kernel": np.zeros((3, 4))}
+    table = parameter_table({"blocks_0": block, "blocks_1": block, "scale": np.zeros(2)}, SGDConfig())
+    cells = [[*column.cells] for column in table.columns[:3]]
+    assert cells == [
+        ["blocks_*/kernel", "scale", "total"],
+        ["2 of 3 x 4", "2", ""],
+        ["24", "2", "26"],
+    ]
 
 
 def test_on_a_terminal_the_bar_says_compiling_before_the_first_step():

@@ -1,5 +1,6 @@
 """Several processes on this machine, as `hyena-jax launch` starts them; two devices each."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from test_roll_call import free_port
 from whole_runs import losses, rows
 
 from hyena_jax import cli
-from hyena_jax.config import Cluster
+from hyena_jax.config import MIXER_CONFIGS, Cluster, Experiment, LanguageModelConfig, load_plugin
 from hyena_jax.parallel import processes as distributed
 from hyena_jax.parallel.processes import (
     from_first,
@@ -28,6 +29,7 @@ from hyena_jax.parallel.processes import (
     require_equal_devices,
 )
 from hyena_jax.system.errors import UserError
+from hyena_jax.training import setup
 from hyena_jax.training.checkpoint import saved_steps
 from hyena_jax.training.checkpoint_files import damage_in
 
@@ -363,6 +365,16 @@ def test_what_differs_between_processes_is_named(other, message, monkeypatch):
     with pytest.raises(UserError, match=message) as raised:
         require_equal({"a": 1, "b": None})
     assert raised.value.argument == message[0]  # which commands replace by its flag
+
+
+def test_processes_must_agree_on_every_setting_and_on_their_plugins(monkeypatch, own_parts):
+    plugin, said = Path(__file__).parents[1] / "extensions" / "ema.py", {}
+    load_plugin(str(plugin))
+    experiment = Experiment(model=LanguageModelConfig(pattern=(MIXER_CONFIGS["ema"](),)), seed=3)
+    monkeypatch.setattr(setup, "require_equal", said.update)
+    setup.agree(experiment, workdir="runs/a")
+    assert said["the plugins' SHA-256"] == [hashlib.sha256(plugin.read_bytes()).hexdigest()]
+    assert said.items() >= {"workdir": "runs/a", "seed": 3, "training.steps": 2000}.items()
 
 
 class Joined(Exception):

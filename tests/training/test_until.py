@@ -1,6 +1,7 @@
 """Runs that stop early, at the first evaluation that reaches their target."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from whole_runs import assert_same_run, rows, with_training
@@ -8,9 +9,9 @@ from whole_runs import assert_same_run, rows, with_training
 from hyena_jax.data.dataset import load
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.arithmetic import MajorityConfig
-from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.checkpoint import Meta, saved_steps
 from hyena_jax.training.evaluate import is_reached, measured_on
-from hyena_jax.training.run import train
+from hyena_jax.training.run import already_done, train
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,24 @@ def test_a_run_stops_at_the_first_evaluation_that_reaches_its_target(whole, expe
     train(with_training(experiment, until=None), run, console)  # and continues exactly without a target
     assert [row for row in rows(run) if row["step"] % 3 == 0 or row["step"] % 4 == 0] == rows(whole)
     assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        (Meta(4, reached="loss=2", measured_on="these"), "already reached loss=2 at step 4"),
+        (Meta(4, reached="loss=2", measured_on="others"), None),
+        (Meta(4, reached="loss=3", measured_on="these"), None),
+        (Meta(10), "already trained to step 10"),
+        (Meta(10, unevaluated=True), None),  # the evaluation that was cut short is made first
+        (None, None),
+    ],
+)
+def test_a_run_is_done_when_it_reached_its_target_on_these_rows_or_its_last_step(meta, says):
+    training = SimpleNamespace(until="loss=2", steps=10)
+    setup = SimpleNamespace(experiment=SimpleNamespace(training=training), measured_on="these")
+    found = already_done(setup, meta, 0 if meta is None else meta.step)
+    assert found is None if says is None else found.startswith(says)
 
 
 @pytest.mark.parametrize("until", ["accuracy", "=1", "accuracy=x", "accuracy=nan", "accuracy=inf", ""])
