@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -29,6 +30,7 @@ from hyena_jax.config import (
     LanguageModelConfig,
     MixerConfig,
     S4DFilterConfig,
+    plugins,
     register,
 )
 from hyena_jax.config.flags import read_flags
@@ -376,6 +378,21 @@ def test_config_json_says_where_a_part_came_from_and_who_lacks_it_is_told(tmp_pa
     hint = r"power_law must be registered: add --plugin '/.*it'\\''s.py' \(in Python, import it first\)$"
     with pytest.raises(UserError, match=hint):
         config.decode(values)
+
+
+def test_a_plugin_may_move_and_its_code_is_that_of_all_its_modules(tmp_path):
+    config.load_plugin(str(MIXERS[0]))
+    ours = experiment(config.MIXER_CONFIGS["ema"]())
+    (about,) = config.plugins_in(ours).values()
+    assert config.changed_plugins(ours, {"/elsewhere/ema.py": about}) == []
+    (line,) = config.changed_plugins(ours, {str(MIXERS[0]): {**about, "sha256": "0"}})
+    assert "(its SHA-256 differs)" in line
+    package = SimpleNamespace(__file__=str(tmp_path / "__init__.py"))
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "sub").mkdir()
+    empty = plugins._digest(package)
+    (tmp_path / "sub" / "more.py").write_text("x = 1")
+    assert plugins._digest(package) != empty
 
 
 def test_an_entry_point_is_imported_when_it_is_named(tmp_path, monkeypatch):

@@ -6,9 +6,11 @@ import signal
 import sys
 from functools import partial
 
+import jax
 import numpy as np
 import pytest
 
+from hyena_jax.benchmark import model as benchmark_model
 from hyena_jax.benchmark import results, runner, timing, verify
 from hyena_jax.benchmark.decode import DecodeBenchmark
 from hyena_jax.benchmark.model import ModelBenchmark
@@ -28,6 +30,8 @@ from hyena_jax.mixers import mixer_oracle
 from hyena_jax.system import machine
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import EndAtOnce
+from hyena_jax.tasks.arithmetic import CountingConfig
+from hyena_jax.training.loss import cross_entropy
 
 QUICK = ["--seconds", "0.01", "--least-runs", "2"]
 CONFIG = """
@@ -347,6 +351,22 @@ def test_a_mixer_of_the_users_is_timed_and_said_not_to_be_checked(plugin, tmp_pa
     assert row["passes"]["forward"]["roofline_share"] > 0
     model = LanguageModelConfig(pattern=(MIXER_CONFIGS["mean"](),), vocab_size=5)
     assert not verify.verify_model("a model of it", model)
+
+
+def test_a_model_s_gradient_drops_out_and_its_units_are_tokens(monkeypatch):
+    model = LanguageModelConfig(
+        pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=8, dropout=0.5
+    )
+    examples = examples_of(Experiment(model=model, data=CountingConfig(seq_len=8, batch_size=4)), None, None)
+    monkeypatch.setattr(benchmark_model, "jit_program", lambda function, *args: jax.jit(function)(*args))
+    monkeypatch.setattr(benchmark_model, "_train_step", lambda *_: None)
+    benchmark = ModelBenchmark.__new__(ModelBenchmark)
+    benchmark.examples = examples
+    case = benchmark.build("counting", {"length": 8})
+    assert (case.facts["units"], case.facts["batch"]) == (4 * 8, 4)
+    logits, (loss, _) = case.programs["forward"], case.programs["loss_and_gradient"]
+    targets = examples.batches[8]()["targets"]
+    assert loss != pytest.approx(float(cross_entropy(logits, targets).mean()), rel=1e-3)
 
 
 @pytest.mark.wide

@@ -231,8 +231,11 @@ def test_files_without_an_index(tmp_path):
 def test_files_of_an_indexed_folder_are_as_the_index_says(tmp_path):
     write_source(tmp_path / "web", SIZES["web"], dtype="uint32")
     whole = load(config(tmp_path / "web"))
-    data = load(config(f"{tmp_path}/web/shard-*.bin", validation_sources=(str(tmp_path / "web"),)))
+    files = config(f"{tmp_path}/web/shard-*.bin", validation_sources=(f"{tmp_path}/web/held-out-*.bin",))
+    data = load(files)
     assert_equal_batches(batches(data), batches(whole))
+    write_source(tmp_path / "web", SIZES["web"], seed=1, dtype="uint32")
+    assert load(files).fingerprint != data.fingerprint
 
 
 def damaged(path, **changes):
@@ -264,6 +267,7 @@ def indexed(**changes):
     [
         (without(TWO), {}, "shard-00001.bin is missing, but its index lists it"),
         (written(TWO, "ab"), {}, "shard-00001.bin has 2 bytes, but its index says 114"),
+        (written(TWO, "ab" * 60), {}, "shard-00001.bin has 120 bytes, but its index says 114"),
         (nothing, {"dtype": "uint32"}, "dtype must be 'uint16', as the index of .* says, got 'uint32'"),
         (nothing, {"vocab_size": 100}, "vocab_size must be 256, as the index of"),
         (nothing, {"eos": 3}, "eos must be 10, as the index of"),
@@ -338,6 +342,12 @@ def test_sources_of_two_tokenizers(two, tmp_path):
         load(config([*two[1], tmp_path / "dna"]))
     with pytest.raises(UserError, match="must be of the run's tokenizer"):
         load(config(tmp_path / "dna"), BytesTokenizer())
+
+
+def test_documents_of_two_sources_must_end_with_one_id(two, tmp_path):
+    damaged(tmp_path / "code" / INDEX, eos=3)
+    with pytest.raises(UserError, match="sources must end documents with one id .* got .'10', '3'."):
+        load(config(two[1], documents=True))
 
 
 def test_a_shard_that_changes_while_it_is_read(two, tmp_path):

@@ -111,7 +111,6 @@ def test_recomputing_equals_the_state(rule):
     assert len({len(row.tokens) for row in expected}) > 1
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("name", ["counts", *in_grid("mean")])
 def test_models_without_a_state_are_decoded_by_calls_alone(name, request):
     model, params = request.getfixturevalue(name)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import chex
@@ -58,6 +59,20 @@ def seen():
     params = init_params(model, 0)
     tokens = np.arange(12, dtype=np.int32)[None] % 11
     return model, params, tokens, inspect.trace(model, params, tokens)
+
+
+def test_the_facts_of_a_page():
+    rows = [{"step": 1}, *({"validation/loss": loss} for loss in (3.0, 1.0, 2.0))]
+    experiment = Experiment(model=CONFIG, data=TextConfig(seq_len=8))
+    shown = SimpleNamespace(source="a text")
+    facts = dict(content._facts(experiment, rows, {"x": np.zeros((3, 4))}, shown, " (nats)"))
+    assert facts["validation loss (nats)"] == "2.0000 at the end, 1.0000 at best"
+    assert (facts["parameters"], facts["shown"]) == ("12", "a text")
+
+
+def test_effective_lengths_are_a_median_and_its_quartiles():
+    layer = {"name": "blocks_0", "count": 2, "width": 8, "length": 64, "quartilesAfter": (3.0, 9.0, 27.0)}
+    assert content._lengths(layer) == ["blocks_0", "16", "64", "9 (3 to 27)"]
 
 
 @pytest.mark.wide

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 
 import ml_dtypes
 import numpy as np
@@ -271,6 +272,10 @@ def test_files_of_an_index_hold_what_it_says(stored, refused):
     assert "names the tensor other, which is not in the files" in refused("lfm2", folder)
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
     assert read_tensors(folder).keys() == {*names}
+    shutil.copy(folder / "model.safetensors", folder / "more.safetensors")
+    both = dict.fromkeys(names, "model.safetensors") | {names[0]: "more.safetensors"}
+    index.write_text(json.dumps({"weight_map": both}))
+    assert "which another file holds too" in refused("lfm2", folder)
 
 
 def test_the_output_is_a_new_folder(stored, refused, tmp_path):

@@ -16,6 +16,7 @@ from hyena_jax.config import (
     AFTLocalConfig,
     AFTSimpleConfig,
     AttentionConfig,
+    HawkConfig,
     HyenaConfig,
     ImplicitFilterConfig,
     LanguageModelConfig,
@@ -505,3 +506,12 @@ def test_steps_beyond_max_len_are_no_numbers(mixer):
 def test_an_unknown_vocabulary_is_refused():
     with pytest.raises(UserError, match="vocab_size must be known when a model is built, got None"):
         models.build(LanguageModelConfig())
+
+
+@pytest.mark.parametrize(
+    ("mixer", "learned_positions", "expected"),
+    [(HawkConfig(), False, True), (HawkConfig(), True, False), (AttentionConfig(2), False, False)],
+)
+def test_which_models_decode_beyond_max_len(mixer, learned_positions, expected):
+    config = dataclasses.replace(CONFIG, pattern=(mixer,), n_layers=1, learned_positions=learned_positions)
+    assert models.is_unbounded(models.build(config)) == expected

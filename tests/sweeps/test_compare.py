@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 from grid import in_grid
@@ -76,6 +77,13 @@ def sweep(tmp_path):
         write_run(root / name, experiment(AttentionConfig(2), seed), values, pause_at=2 if seed else None)
     write_run(root / "variant=hawk,n_heads=2,seed=0", experiment(HawkConfig()), (0.9,))
     return root
+
+
+def test_a_run_that_stopped_early_keeps_its_last_value_in_a_figure():
+    values = {1: 3.0, 2: 2.0, 3: 1.0}, {2: 5.0}
+    runs = [SimpleNamespace(tokens_per_step=10, held_out=lambda _, of=of: of) for of in values]
+    found = figure._points(SimpleNamespace(runs=runs), "loss", "tokens")
+    assert found == {10: [3.0], 20: [2.0, 5.0], 30: [1.0, 5.0]}
 
 
 def test_runs_that_differ_in_their_seed_are_a_row(sweep):

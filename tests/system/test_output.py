@@ -4,12 +4,14 @@ import io
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 from rich.table import Table
 
 from hyena_jax.cli.base import note, say
-from hyena_jax.system.output import Output
+from hyena_jax.system import output
+from hyena_jax.system.output import Bar, Output
 
 HOSTILE = "a\x1b]0;x\x07\x9b2J\rb\udcff\u202e"
 ESCAPED = "a\\x1b]0;x\\x07\\x9b2J b\\udcff\\u202e"
@@ -25,6 +27,15 @@ def test_control_characters_of_names_are_escaped(capsys):
     console.print(HOSTILE)
     console.print(table)
     assert [line.strip() for line in file.getvalue().splitlines()] == [ESCAPED] * 3
+
+
+def test_the_time_left_is_that_of_what_is_left_at_the_pace_so_far(monkeypatch):
+    monkeypatch.setattr(output.time, "monotonic", iter([100.0, 106.0]).__next__)
+    shown = Bar.__new__(Bar)
+    shown._total, shown._first, shown._rich, shown._task = 10, None, Mock(), 0
+    shown.show(2)
+    assert shown.left(2) == ""
+    assert shown.left(4) == "0:00:18 left"
 
 
 def test_a_closed_pipe_is_an_error_of_its_own():

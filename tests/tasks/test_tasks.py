@@ -284,6 +284,12 @@ def test_chance_is_what_the_best_guess_by_position_scores(name, config):
     assert abs(found - chance) < 4 * error
 
 
+def test_chance_of_addition():
+    """Of all sums of two digits: 55 of 100 begin with 0, and each last digit is as likely."""
+    chance = TASKS[TASK_CONFIGS["addition"]].chance(TASK_CONFIGS["addition"](n_digits=1))
+    assert chance == pytest.approx((0.55 + 0.1) / 2)
+
+
 def test_chance_of_fuzzy_recall_and_of_compression():
     """A uniform guess among the ids of values; the mean over positions where the last is known."""
     config = MadFuzzyRecallConfig()

@@ -101,6 +101,8 @@ def test_cross_entropy_is_what_it_was_and_smoothing_its_formula():
     np.testing.assert_allclose(smooth(LOGITS, TARGETS), -0.8 * TRUE - 0.2 * LOGP.mean(-1), rtol=1e-5)
     once_a_patch = -0.8 * LOGP[np.arange(3), :, TARGETS[:, 0]].mean(1) - 0.2 * LOGP.mean((1, 2))
     np.testing.assert_allclose(smooth(LOGITS, TARGETS[:, 0]), once_a_patch, rtol=1e-5)
+    # Only the likelihood itself has a perplexity.
+    assert [CrossEntropyConfig(share).in_nats for share in (0.0, 0.2)] == [True, False]
 
 
 @pytest.mark.parametrize("k", [1, 3, 7, 99])

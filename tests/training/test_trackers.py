@@ -72,6 +72,11 @@ def noted(experiment, own_parts):
     )
 
 
+def test_a_tracker_is_given_once():
+    with pytest.raises(ValueError, match="trackers must be different from each other, got 'wandb, wandb'"):
+        LoggingConfig(trackers=(WandbConfig(), WandbConfig(group="a")))
+
+
 @pytest.mark.grid
 def test_a_tracker_is_given_the_rows_and_told_where_they_repeat(noted, tmp_path, console):
     train(with_training(noted(), steps=6), tmp_path / "run", console)
