@@ -519,7 +519,7 @@ WRONG = {
     "rows": ("model quickstart --batch-size 0", "--batch-size must be at least 1"),
     "sequence of images": ("model images --seq-len 9", "--seq-len must be absent with images"),
     "new tokens": (
-        "decode --contexts 16 --n-new 16",
+        "decode --contexts 16 64 --n-new 16",
         "--n-new must be in 2..15, below every context, got 16",
     ),
     "layers": ("decode --n-layers 0", "--n-layers must be at least 1"),

@@ -111,6 +111,7 @@ def test_the_exponent_is_that_of_the_long_lengths():
     times = {2**i: 1e-9 * (2**i) ** 1.5 for i in range(12, 17)}
     assert fitted_exponent(times | {256: 7.0}) == pytest.approx(1.5)
     assert fitted_exponent({4096: 1.0, 8192: 2.0, 256: 7.0}) is None
+    assert fitted_exponent({4096: 1.0, 8192: 2.0, 16384: 4.0}) == pytest.approx(1.0)
 
 
 def test_the_crossover_is_interpolated_in_logarithms():

@@ -276,13 +276,22 @@ def test_what_follows_a_piece_on_the_other_side_is_another_document(tmp_path, bp
     assert len(found) > 12
 
 
-@pytest.mark.parametrize("text", ["\u00e9" * 5000, "\u3042\u3044\n" * 2000, "a\n\n b" * 3000, "\n" * 9000])
+@pytest.mark.parametrize(
+    "text",
+    ["\u00e9" * 5000, "\u3042\u3044\n" * 2000, "a\n\n b" * 3000, "\n" * 9000, "a" + "\ufeff" * 3000],
+)
 def test_any_text_can_be_cut(tmp_path, monkeypatch, text):
     monkeypatch.setattr(documents, "PIECE", 301)
     monkeypatch.setattr(documents, "SEARCHED", 100)
     (tmp_path / "a.txt").write_text(text)
     index = made(str(tmp_path / "a.txt"), tmp_path / "out", held_out=0.0, eos=None, part_size=1001)
     assert tokens_of(tmp_path / "out", index.shards).astype(np.uint8).tobytes().decode() == text
+
+
+def test_a_file_that_is_being_written_does_not_count(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"ab")
+    (tmp_path / "b.bin.__lock").touch()
+    assert Objects(str(tmp_path), "output").sizes() == {"a.bin": 2}
 
 
 def test_a_folder_is_its_files_in_order(tmp_path):

@@ -228,6 +228,12 @@ def test_a_search_over_batch_remat_and_layout():
         list(search.candidates(experiment(), TARGET, ("bacth",)))
 
 
+def test_batches_that_the_chips_do_not_divide_are_left_out():
+    odd = dataclasses.replace(experiment(), data=dataclasses.replace(experiment().data, batch_size=40))
+    (row,) = search.candidates(odd, TARGET, ("batch",))  # 16 chips
+    assert [one.data.batch_size for one in row] == [80, 160]
+
+
 def test_the_best_plans_fit(compiled):
     small, large = (planning.make_plan(experiment(n), TARGET, LIMITS, False) for n in (6, 40))
     slow = dataclasses.replace(small, units=small.units // 2)
