@@ -228,7 +228,11 @@ def test_a_process_that_does_not_answer_is_given_up(text, tmp_path):
         *(
             pytest.param(*case, marks=pytest.mark.grid)
             for case in (
-                (["--optimizer.learning-rate", "0.5"], 2, "learning-rate must be the same .* 0.5 in 1"),
+                (
+                    ["--optimizer.learning-rate", "0.5"],
+                    2,
+                    "--optimizer.learning-rate must be the same .* 0.5 in 1",
+                ),
                 (["--num-processes", 3], 2, "--num-processes must be the same in all processes"),
                 (["--plugin", "changed.py"], 2, "the plugins' SHA-256 must be the same in all processes"),
             )
