@@ -14,5 +14,4 @@ def test_progress_of_all_processes_is_counted_once(monkeypatch):
     monkeypatch.setattr(workers, "LOOK_EVERY", 1e-3)
     said = []
     workers.share(work, (10,), range(20), 2, lambda n_bytes, n_tokens: said.append((n_bytes, n_tokens)))
-    assert sum(n_bytes > 0 for n_bytes, _ in said) > 1
     assert [*map(sum, zip(*said, strict=True))] == [20 * 10, 20 * 19 // 2]

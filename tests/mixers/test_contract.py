@@ -349,7 +349,7 @@ def test_state_leaves_start_with_the_batch(name):
     assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(state._replace(shared=None)))
 
 
-@over_cases(EVERY, outside_grid=("hawk", "attention"))
+@over_cases(EVERY, outside_grid=OF_MANY_AT_ONCE)
 def test_bfloat16_is_close_and_has_finite_gradients(name):
     params, x = init(name), inputs(127)
     half, run = x.astype(jnp.bfloat16), jitted(name, dtype=jnp.bfloat16)

@@ -1,5 +1,6 @@
 """What EleutherAI's harness asks of a run, without the harness; interop/test_harness.py runs its tasks."""
 
+import importlib
 import sys
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -10,6 +11,7 @@ import pytest
 from scoring.saved import saved_run
 from tolerances import assert_close
 
+from hyena_jax import scoring
 from hyena_jax.config import AttentionConfig, LanguageModelConfig
 
 OURS = "hyena_jax.scoring.harness"
@@ -30,9 +32,11 @@ def harness(run, monkeypatch):
     stubs["lm_eval.models.utils"].normalize_gen_kwargs = lambda options, default_max_gen_toks: options
     for name, stub in stubs.items():
         monkeypatch.setitem(sys.modules, name, stub)
-    monkeypatch.delitem(sys.modules, OURS, raising=False)
-    yield __import__(OURS, fromlist=["HarnessModel"]).HarnessModel(run, batch_size=2)
-    sys.modules.pop(OURS, None)
+    # With the stubs it is imported anew, and forgotten after the test.
+    monkeypatch.setattr(scoring, "harness", None, raising=False)
+    monkeypatch.setitem(sys.modules, OURS, None)
+    del sys.modules[OURS]
+    return importlib.import_module(OURS).HarnessModel(run, batch_size=2)
 
 
 def test_a_continuation_is_scored_and_its_context_is_not(harness, run):

@@ -130,7 +130,7 @@ def held_out(workdir):
 
 
 class Here:
-    """An engine that trains the runs in this process, in which a sweep of one's own starts no second JAX."""
+    """An engine that trains the runs in this process, where JAX has started already."""
 
     n_workers = 1
 

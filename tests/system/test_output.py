@@ -30,9 +30,8 @@ def test_control_characters_of_names_are_escaped(capsys):
 
 
 def test_the_time_left_is_that_of_what_is_left_at_the_pace_so_far(monkeypatch):
-    monkeypatch.setattr(output.time, "monotonic", iter([100.0, 106.0]).__next__)
-    shown = Bar.__new__(Bar)
-    shown._total, shown._first, shown._rich, shown._task = 10, None, Mock(), 0
+    monkeypatch.setattr(output, "time", Mock(monotonic=Mock(side_effect=[100.0, 106.0])))
+    shown = Bar(Output(file=io.StringIO()), "scoring", 10)
     shown.show(2)
     assert shown.left(2) == ""
     assert shown.left(4) == "0:00:18 left"
