@@ -32,38 +32,29 @@ from hyena_jax.training.step import init_params, init_state
 pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
 
 
+ACCEPTED = StartOptions(accept_changed_optimizer=True)
+
+
 def with_optimizer(experiment, steps, **values):
     training = replace(experiment.training, steps=steps, log_every=1)
     return replace(experiment, training=training, optimizer=replace(experiment.optimizer, **values))
 
 
-@pytest.fixture
-def without_dropout(experiment):
-    return replace(experiment, model=replace(experiment.model, dropout=0.0))
-
-
 @pytest.mark.grid
-def test_the_values_are_those_of_a_continuation_by_hand(without_dropout, tmp_path, console):
+def test_the_values_are_those_of_a_continuation_by_hand(experiment, tmp_path, console):
     """The state of the checkpoint, updated by optax with gradients of the cross-entropy, written out."""
     run = tmp_path / "run"
-    first = with_optimizer(without_dropout, 5)
-    changed = with_optimizer(
-        without_dropout,
-        8,
-        learning_rate=3e-4,
-        clip_norm=0.1,
-        weight_decay=0.5,
-        b1=0.5,
-        schedule=ConstantConfig(7),
-    )
-    train(first, run, console)
+    dry = replace(experiment, model=replace(experiment.model, dropout=0.0))
+    values = {"learning_rate": 3e-4, "clip_norm": 0.1, "weight_decay": 0.5, "b1": 0.5}
+    changed = with_optimizer(dry, 8, schedule=ConstantConfig(7), **values)
+    train(with_optimizer(dry, 5), run, console)
     model = models.build(config.read_run(run).model)
     shapes = jax.eval_shape(lambda: init_params(model, 0))
     optimizer = make_optimizer(changed.optimizer, shapes, 8)
     state = jax.eval_shape(lambda: init_state(shapes, optimizer)).to_items()
     target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), state)
     items = restore_readonly(run / "checkpoints", target, print).items
-    result = train(changed, run, console, StartOptions(accept_changed_optimizer=True))
+    result = train(changed, run, console, ACCEPTED)
 
     def loss(params, batch):
         logits = model.apply({"params": params}, batch["inputs"])
@@ -96,51 +87,36 @@ def test_a_run_keeps_from_which_step_on_another_optimizer_trains_it(whole, exper
     changed = with_optimizer(experiment, 13, learning_rate=1e-3)
     with pytest.raises(UserError, match="optimizer.learning_rate: 0.002 -> 0.001"):
         train(changed, whole, console)
-    train(changed, whole, console, StartOptions(accept_changed_optimizer=True))
+    train(changed, whole, console, ACCEPTED)
     assert [stage.first_step for stage in config.read_stages(whole, changed)] == [1, 13]
 
 
 @pytest.mark.grid
-def test_without_the_flag_it_is_refused_and_the_folder_says_what_held_when(
-    trained, experiment, tmp_path, capsys
-):
-    run = shutil.copytree(trained, tmp_path / "run")
-    longer = ["train", "--resume", str(run), "--logging.sample-tokens", "0", "--training.steps"]
+def test_without_the_flag_it_is_refused_and_the_folder_says_what_held_when(whole, experiment, capsys):
+    longer = ["train", "--resume", str(whole), "--logging.sample-tokens", "0", "--training.steps"]
     lower, accept = ["--optimizer.learning-rate", "1e-3"], "--accept-changed-optimizer"
-    before = (run / "config.json").read_bytes()
+    before = (whole / "config.json").read_bytes()
     assert cli.main([*longer, "13", *lower]) == 2
     error = capsys.readouterr().err
     assert "optimizer.learning_rate: 0.002 -> 0.001 (--accept-changed-optimizer continues it with" in error
     assert error.count("\n") == 1
-    assert (run / "config.json").read_bytes() == before
+    assert (whole / "config.json").read_bytes() == before
     assert cli.main([*longer, "13", *lower, accept]) == 0
     assert "changed since the last start: optimizer.learning_rate: 0.002 -> 0.001" in capsys.readouterr().out
     assert cli.main([*longer, "14"]) == 0  # no flag is needed from now on
     assert cli.main([*longer, "15", "--optimizer.learning-rate", "2e-3"]) == 2
     assert "optimizer.learning_rate: 0.001 -> 0.002" in capsys.readouterr().err
-    assert (
-        cli.main([*longer, "15", accept, "--optimizer.schedule", "constant", "--optimizer.weight-decay", "0"])
-        == 0
-    )
-    now = config.read_run(run)
+    others = ["--optimizer.schedule", "constant", "--optimizer.weight-decay", "0"]
+    assert cli.main([*longer, "15", accept, *others]) == 0
+    now = config.read_run(whole)
     assert (now.optimizer.learning_rate, now.optimizer.weight_decay) == (1e-3, 0.0)
-    stages = config.read_stages(run, now)
-    assert config.stage_changes(stages) == {
+    assert config.stage_changes(config.read_stages(whole, now)) == {
         13: ["optimizer.learning_rate: 0.002 -> 0.001"],
-        15: [
-            "optimizer.schedule.type: 'cosine' -> 'constant'",
-            "optimizer.weight_decay: 0.1 -> 0.0",
-        ],
+        15: ["optimizer.schedule.type: 'cosine' -> 'constant'", "optimizer.weight_decay: 0.1 -> 0.0"],
     }
-    # A start from an earlier checkpoint repeats steps with the values of now.
-    assert config.stage_changes(config.stages_after(stages, now, 13)) == {
-        13: ["optimizer.learning_rate: 0.002 -> 0.001"],
-        14: config.stage_changes(stages)[15],
-    }
-    assert [stage.first_step for stage in config.stages_after(stages, now, 0)] == [1]
     # A start that was killed before it wrote config.json has changed nothing.
-    assert config.read_stages(run, experiment)[-1].first_step == 1
-    (run / "optimizers.json").write_text((run / "optimizers.json").read_text().replace("0.002", "0.003"))
+    assert config.read_stages(whole, experiment)[-1].first_step == 1
+    (whole / "optimizers.json").write_text((whole / "optimizers.json").read_text().replace("0.002", "0.003"))
     assert cli.main([*longer, "16"]) == 2
     assert "optimizers.json cannot be read: it was damaged or edited" in capsys.readouterr().err
 
@@ -150,7 +126,7 @@ def test_show_and_compare_say_that_it_was_changed(trained, experiment, tmp_path,
     for name in ("same", "changed"):
         shutil.copytree(trained, tmp_path / "runs" / name)
     changed = with_optimizer(experiment, 14, learning_rate=1e-3)
-    train(changed, tmp_path / "runs" / "changed", console, StartOptions(accept_changed_optimizer=True))
+    train(changed, tmp_path / "runs" / "changed", console, ACCEPTED)
     also = with_optimizer(experiment, 12, learning_rate=1e-3)
     train(also, tmp_path / "runs" / "also", console)
     rows = hyena_jax.compare(tmp_path / "runs")
@@ -166,25 +142,22 @@ def test_show_and_compare_say_that_it_was_changed(trained, experiment, tmp_path,
 
 
 @pytest.mark.wide
-def test_a_change_of_what_the_state_holds_is_refused(trained, experiment, tmp_path, console):
-    run = shutil.copytree(trained, tmp_path / "run")
-    held = (run / "config.json").read_bytes()
-    more_groups = replace(
-        experiment.optimizer, groups=(ParameterGroup("kernel"), *experiment.optimizer.groups)
-    )
-    for other in (SGDConfig(), more_groups):
+def test_a_change_of_what_the_state_holds_is_refused(whole, experiment, console):
+    held = (whole / "config.json").read_bytes()
+    groups = (ParameterGroup("kernel"), *experiment.optimizer.groups)
+    for other in (SGDConfig(), replace(experiment.optimizer, groups=groups)):
         wrong = replace(experiment, optimizer=other)
         message = "--accept-changed-optimizer does not continue it, since the optimizer's state would differ"
         with pytest.raises(UserError, match=message):
-            train(wrong, run, console, StartOptions(accept_changed_optimizer=True))
+            train(wrong, whole, console, ACCEPTED)
         with pytest.raises(UserError, match="holds a different experiment") as refused:
-            train(wrong, run, console)
+            train(wrong, whole, console)
         assert "--accept" not in str(refused.value)
     other = with_optimizer(replace(experiment, seed=3), 13, learning_rate=1e-4)
     with pytest.raises(UserError, match="optimizer.learning_rate.*; seed: 0 -> 3 "):
-        train(other, run, console, StartOptions(accept_changed_optimizer=True))
-    assert (run / "config.json").read_bytes() == held
-    assert saved_steps(run / "checkpoints")[0] == 12
+        train(other, whole, console, ACCEPTED)
+    assert (whole / "config.json").read_bytes() == held
+    assert saved_steps(whole / "checkpoints")[0] == 12
 
 
 @pytest.mark.parametrize(
@@ -210,10 +183,5 @@ def test_factors_of_lora_continue_on_their_base(trained, experiment, tmp_path, c
     adapted = replace(experiment, model=replace(experiment.model, lora=LoRAConfig(rank=2)))
     run = tmp_path / "run"
     train(with_optimizer(adapted, 2), run, console, StartOptions(init_from=trained))
-    train(
-        with_optimizer(adapted, 3, learning_rate=1e-4),
-        run,
-        console,
-        StartOptions(accept_changed_optimizer=True),
-    )
+    train(with_optimizer(adapted, 3, learning_rate=1e-4), run, console, ACCEPTED)
     assert saved_steps(run / "checkpoints")[0] == 3

@@ -340,13 +340,11 @@ def test_a_full_disk_is_an_os_error_and_the_old_checkpoints_stay(folder):
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with (
-            pytest.raises(OSError, match="could not be written"),
-            Checkpoints(folder, 2, print) as checkpoints,
-        ):
+        unwritten = pytest.raises(OSError, match="could not be written")
+        with unwritten, Checkpoints(folder, 2, print) as checkpoints:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, usual[1]))
-            noise = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
-            changed = {**items(6), "params": {"w": noise, "b": np.zeros(3, np.float32)}}
+            changed = items(6)
+            changed["params"]["w"] = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
             checkpoints.save(Meta(6), changed)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
@@ -355,12 +353,7 @@ def test_a_full_disk_is_an_os_error_and_the_old_checkpoints_stay(folder):
 
 
 def test_what_has_no_step_for_a_name_is_no_checkpoint(folder):
-    for name in (
-        "007",
-        "notes.txt",
-        "٣",
-        "6.orbax-checkpoint-tmp",
-    ):  # the last one: a save that was not ended
+    for name in ("007", "notes.txt", "٣", "6.orbax-checkpoint-tmp"):  # the last: a save that was not ended
         (folder / name).mkdir()
     assert saved_steps(folder) == [5, 4, 2]
     assert restore(folder)[0].step == 5

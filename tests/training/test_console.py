@@ -4,13 +4,12 @@ import dataclasses
 import io
 import re
 
-import jax
 import numpy as np
 import pytest
 from rich.console import Console
 from whole_runs import with_training
 
-from hyena_jax.config import CosineConfig, MetricConfig, SGDConfig, register
+from hyena_jax.config import CosineConfig, SGDConfig, TopKAccuracyConfig
 from hyena_jax.system import output
 from hyena_jax.training.console import Progress, parameter_table
 from hyena_jax.training.run import train
@@ -98,12 +97,8 @@ def test_a_watched_loop_has_a_bar_on_a_terminal_alone(is_terminal, capsys, monke
 
 
 @pytest.mark.grid
-def test_a_metric_of_one_s_own_is_in_the_rows(experiment, tmp_path, console, own_parts):
-    @dataclasses.dataclass(frozen=True)
-    class SureConfig(MetricConfig):
-        """The largest probability."""
-
-    register("how_sure", SureConfig, lambda config, logits, targets: jax.nn.softmax(logits).max(-1))
-    sure = dataclasses.replace(experiment, metrics=(SureConfig(),))
-    train(with_training(sure, steps=1), tmp_path / "run", console)
-    assert re.search(r"step +1   validation loss [\d.]+.*   how sure 0\.\d{4}\n", console.file.getvalue())
+def test_the_metrics_of_an_experiment_are_in_the_rows(experiment, tmp_path, console):
+    measured = dataclasses.replace(experiment, metrics=(TopKAccuracyConfig(3),))
+    train(with_training(measured, steps=1), tmp_path / "run", console)
+    row = r"step +1   validation loss [\d.]+.*   top 3 accuracy 0\.\d{4}\n"
+    assert re.search(row, console.file.getvalue())

@@ -33,7 +33,7 @@ PARAMS = {
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "model.safetensors"
-    export.write(path, PARAMS, {"seed": 1}, step=7)
+    export.write(path, PARAMS, {"seed": "ü"}, step=7)
     return path
 
 
@@ -45,7 +45,8 @@ def test_what_is_written_is_read_back_with_its_config(file):
     assert set(load_file(file)) == {"blocks_0/mixer/kernel", "norm/scale", "norm/bias", "temperature"}
     with safe_open(file, "numpy") as opened:
         metadata = opened.metadata()
-    assert json.loads(metadata["config"]) == json.loads(file.with_suffix(".json").read_text()) == {"seed": 1}
+    for text in (metadata["config"], file.with_suffix(".json").read_text()):
+        assert json.loads(text) == {"seed": "ü"}
     assert metadata["step"] == "7"
 
 
@@ -54,9 +55,6 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
     for i in range(8):  # the library alone would order the metadata anew each time
         export.write(tmp_path / f"{i}.safetensors", params, {"a": "ü"}, 3)
     assert len({(tmp_path / f"{i}.safetensors").read_bytes() for i in range(8)}) == 1
-    with safe_open(tmp_path / "0.safetensors", "numpy") as file:
-        assert file.metadata() == {"config": json.dumps({"a": "ü"}), "step": "3"}
-        np.testing.assert_array_equal(file.get_tensor("kernel"), params["kernel"])
 
 
 def test_every_name_that_does_not_fit_gets_a_line(file):
@@ -80,7 +78,6 @@ def test_every_name_that_does_not_fit_gets_a_line(file):
         ("model.safetensors", "a new file, but model.safetensors already exists, got"),
         ("alone.safetensors", "a new file, but alone.json already exists"),
         ("other.json", "a file such as model.safetensors"),
-        ("other.md", "a file such as model.safetensors"),
         ("other", "a file such as model.safetensors"),
         ("", "a file such as model.safetensors"),
         ("nowhere/other.safetensors", "in a folder that exists"),

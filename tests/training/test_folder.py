@@ -66,15 +66,8 @@ def outside(tmp_path):
 @pytest.mark.parametrize("is_hard", [False, True])
 def test_nothing_is_written_through_links_to_files(folder, outside, is_hard):
     """They are replaced; config.json and data.json link to copies, so that there is a run to continue."""
-    names = (
-        "metrics.jsonl",
-        "learning_curves.png",
-        "sample.txt",
-        f".{'0' * 16}.draft",
-        "config.json",
-        "data.json",
-    )
-    for name in names:
+    names = "metrics.jsonl", "learning_curves.png", "sample.txt", "config.json", "data.json"
+    for name in (*names, f".{'0' * 16}.draft"):
         path, target = folder / name, outside / name
         if path.exists():
             shutil.move(path, target)

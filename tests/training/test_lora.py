@@ -34,16 +34,8 @@ from hyena_jax.training.step import init_params, init_state, make_eval_step, mak
 pytestmark = pytest.mark.xdist_group("trained")  # it shares a run with `test_loop`
 
 LORA = LoRAConfig(rank=2, alpha=3.0)
-MODEL = LanguageModelConfig(
-    pattern=(AttentionConfig(2),),
-    n_layers=1,
-    d_model=8,
-    d_ff=8,
-    ffn="geglu",
-    max_len=16,
-    vocab_size=16,
-    lora=LORA,
-)
+SMALL = LanguageModelConfig((AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=16, vocab_size=16)
+MODEL = dataclasses.replace(SMALL, ffn="geglu", lora=LORA)
 MLP = ("mlp/gate_proj", "mlp/in_proj", "mlp/out_proj")
 TARGETS = [f"blocks_0/{name}/kernel" for name in ("mixer/qkv_proj", "mixer/out_proj", *MLP)]
 
@@ -137,9 +129,8 @@ def test_a_step_trains_the_factors_alone_by_the_chain_rule(base, factors):
 def test_unmerged_scores_are_the_merged_ones(base, factors):
     step = jax.jit(make_eval_step(models.build(MODEL)))
     adapted = lora.Adapted(base, factors)
-    chex.assert_trees_all_close(
-        step(adapted, batch()), step(lora.on_host(MODEL, adapted), batch()), rtol=1e-5
-    )
+    whole = lora.on_host(MODEL, adapted)
+    chex.assert_trees_all_close(step(adapted, batch()), step(whole, batch()), rtol=1e-5)
 
 
 @pytest.mark.grid
@@ -215,37 +206,28 @@ def test_an_export_is_merged_and_another_run_starts_from_the_folder(run, tmp_pat
     capsys.readouterr()
 
 
-FLAGS = ["--model.lora.rank", "2"]
+RANK = "--model.lora.rank 2"
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model.lora.rank", "0"], "--model.lora.rank must be at least 1, got 0"),
-        (["--model.lora.rank", "9"], "--model.lora.rank must be at most the smaller side of blocks_0/"),
-        (
-            [*FLAGS, "--model.lora.targets", "q_proj$"],
-            "--model.lora.targets must be a match of a dense kernel;",
-        ),
-        (
-            [*FLAGS, "--model.lora.targets", "(in_proj"],
-            "--model.lora.targets must be a regular expression, got",
-        ),
-        (["--model.lora.alpha", "8"], "--model.lora.alpha must be 16.0 without lora.rank, got 8.0"),
-        ([*FLAGS, "--init-from", "nothing"], "--init-from 'nothing' cannot be read"),
-        ([*FLAGS, "--init-from", None], "--init-from must be a run's folder or a file from `export`"),
-        ([*FLAGS, "--init-from", "."], "--init-from '.' cannot be read: workdir '.' holds no run"),
-        ([*FLAGS, "--model.d-ff", "9"], "does not fit the model: 3 parameters, first "),
-        ([*FLAGS, "--data.tokenizer", "characters"], "--data.tokenizer must be 'bytes', as in "),
+        ("--model.lora.rank 0", "--model.lora.rank must be at least 1, got 0"),
+        ("--model.lora.rank 9", "--model.lora.rank must be at most the smaller side of blocks_0/"),
+        (f"{RANK} --model.lora.targets q_proj$", "--model.lora.targets must be a match of a dense kernel;"),
+        (f"{RANK} --model.lora.targets (in_proj", "--model.lora.targets must be a regular expression, got"),
+        ("--model.lora.alpha 8", "--model.lora.alpha must be 16.0 without lora.rank, got 8.0"),
+        (f"{RANK} --init-from nothing", "--init-from 'nothing' cannot be read"),
+        (RANK, "--init-from must be a run's folder or a file from `export`"),
+        (f"{RANK} --init-from .", "--init-from '.' cannot be read: workdir '.' holds no run"),
+        (f"{RANK} --model.d-ff 9", "does not fit the model: 3 parameters, first "),
+        (f"{RANK} --data.tokenizer characters", "--data.tokenizer must be 'bytes', as in "),
     ],
 )
 def test_a_start_that_cannot_be_is_refused(trained, tmp_path, monkeypatch, capsys, flags, message):
     monkeypatch.chdir(tmp_path)
-    start = ["--init-from", str(trained)]
-    if "--init-from" in flags:
-        start = flags[-2:] if flags[-1] else []
-        flags = flags[:-2]
-    command = ["train", str(trained / "config.json"), "--workdir", "new", *start, *flags]
+    start = [] if flags == RANK or "--init-from" in flags else ["--init-from", str(trained)]
+    command = ["train", str(trained / "config.json"), "--workdir", "new", *start, *flags.split()]
     assert cli.main(command) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []

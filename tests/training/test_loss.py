@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -78,9 +79,7 @@ def _registered(own_parts):
     register("test_distance", DistanceConfig, distance)
 
 
-class Data:
-    scores = {"first": lambda logits, targets: targets == 0}  # noqa: RUF012
-    tallies = {}  # noqa: RUF012
+DATA = SimpleNamespace(scores={"first": lambda logits, targets: targets == 0}, tallies={})
 
 
 def batch(t: int, rows: int = 8, masked: bool = True) -> dict[str, np.ndarray]:
@@ -107,7 +106,7 @@ def test_cross_entropy_is_what_it_was_and_smoothing_its_formula():
 
 @pytest.mark.parametrize("k", [1, 3, 7, 99])
 def test_top_k_accuracy_counts_the_k_largest(k):
-    metrics = metric_functions(Experiment(metrics=(TopKAccuracyConfig(k), AccuracyConfig())), Data)
+    metrics = metric_functions(Experiment(metrics=(TopKAccuracyConfig(k), AccuracyConfig())), DATA)
     order = np.argsort(-LOGITS, -1, kind="stable")
     expected = (order[..., :k] == TARGETS[..., None]).any(-1)
     np.testing.assert_array_equal(metrics[f"top_{k}_accuracy"](LOGITS, TARGETS), expected)
@@ -135,17 +134,12 @@ def trained(config: ParallelConfig, parts: int, batches, loss=cross_entropy, met
     return found, strategy.host_copy(state.params)
 
 
+ONE, SHARDED = ParallelConfig(devices=1), ParallelConfig(strategy="sharded", devices=4, data=2, fsdp=2)
+IN_GRID = [(ONE, 4, None), (ONE, 1, 3), (ParallelConfig(devices=4), 1, None), (SHARDED, 2, None)]
 LAYOUTS = [
     (ParallelConfig(devices=2), 4, None),
-    pytest.param(ParallelConfig(devices=1), 4, None, marks=pytest.mark.grid),
-    pytest.param(ParallelConfig(devices=1), 1, 3, marks=pytest.mark.grid),
-    pytest.param(ParallelConfig(devices=4), 1, None, marks=pytest.mark.grid),
-    pytest.param(
-        ParallelConfig(strategy="sharded", devices=4, data=2, fsdp=2), 2, None, marks=pytest.mark.grid
-    ),
+    *(pytest.param(*layout, marks=pytest.mark.grid) for layout in IN_GRID),
 ]
-
-
 BATCHES = [batch(t) for t in range(3)]
 METRICS = {
     "right": lambda logits, targets: logits.argmax(-1) == targets,
@@ -157,7 +151,7 @@ METRICS = {
 @pytest.fixture(scope="module")
 def alone():
     """One device, the whole batch at once."""
-    return trained(ParallelConfig(devices=1), 1, BATCHES, metrics=METRICS)
+    return trained(ONE, 1, BATCHES, metrics=METRICS)
 
 
 @pytest.mark.parametrize(("config", "parts", "chunk"), LAYOUTS)
@@ -183,8 +177,8 @@ def test_a_weighted_mean_is_sum_of_w_x_over_sum_of_w(alone):
 def test_weights_of_one_change_nothing():
     plain = batch(1, masked=False)
     weights = np.ones_like(plain.pop("weights"))
-    (a,), params = trained(ParallelConfig(devices=1), 2, [plain])
-    (b,), others = trained(ParallelConfig(devices=1), 2, [{**plain, "weights": weights}])
+    (a,), params = trained(ONE, 2, [plain])
+    (b,), others = trained(ONE, 2, [{**plain, "weights": weights}])
     assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
     chex.assert_trees_all_close(params, others, atol=1e-6, rtol=1e-7)
 
@@ -198,7 +192,7 @@ def test_a_batch_without_any_weight_gives_zero():
 
 def test_evaluation_with_another_loss_keeps_nats():
     loss = loss_function(SquaredConfig())
-    metrics = metric_functions(Experiment(metrics=(DistanceConfig(),)), Data)
+    metrics = metric_functions(Experiment(metrics=(DistanceConfig(),)), DATA)
     one = batch(3)
     sums = make_eval_step(MODEL, loss, metrics)(PARAMS, one)
     plain = make_eval_step(MODEL)(PARAMS, one)
@@ -245,16 +239,14 @@ def test_a_wrong_loss_is_refused_when_it_is_traced(wrong, message):
 def test_names_of_metrics_differ():
     with pytest.raises(UserError, match="metrics must be different from each other, got 'top_5_"):
         Experiment(metrics=(TopKAccuracyConfig(), TopKAccuracyConfig()))
-    with pytest.raises(UserError, match="'accuracy' is given by the experiment and by its data"):
-        metric_functions(
-            Experiment(metrics=(AccuracyConfig(),)), type("Data", (), {"scores": {"accuracy": accuracy_of}})
-        )
-    with pytest.raises(UserError, match="the name 'loss' of a metric is taken"):
-        metric_functions(Experiment(), type("Data", (), {"scores": {"loss": accuracy_of}}))
-
-
-def accuracy_of(logits, targets):
-    return logits.argmax(-1) == targets
+    own = Experiment(metrics=(AccuracyConfig(),))
+    for name, experiment, message in (
+        ("accuracy", own, "'accuracy' is given by the experiment and by its data"),
+        ("loss", Experiment(), "the name 'loss' of a metric is taken"),
+    ):
+        data = SimpleNamespace(scores={name: METRICS["right"]}, tallies={})
+        with pytest.raises(UserError, match=message):
+            metric_functions(experiment, data)
 
 
 def test_old_experiments_have_the_usual_loss():

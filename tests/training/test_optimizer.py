@@ -106,9 +106,8 @@ def test_the_first_group_wins():
 
 @pytest.mark.parametrize("groups", [("kernl",), ("dense", "kernel")])
 def test_a_group_that_matches_nothing_is_an_error(groups):
-    with pytest.raises(
-        UserError, match=rf"optimizer.groups.{len(groups) - 1}.pattern .* matches no parameter"
-    ):
+    message = rf"optimizer.groups.{len(groups) - 1}.pattern .* matches no parameter"
+    with pytest.raises(UserError, match=message):
         label_parameters([ParameterGroup(g) for g in groups], PARAMS)
 
 
@@ -157,14 +156,10 @@ def test_schedules_at_their_corners(schedule, by_step):
 
 def test_the_cosine_is_the_one_of_optax_bit_by_bit():
     for peak, final, warmup in ((6e-4, 6e-5, 7), (3e-3, 1e-4, 0), (2e-4, 2e-4 / 10, 3)):
-        options = AdamWConfig(
-            learning_rate=peak, schedule=CosineConfig(warmup_steps=warmup, final_fraction=final / peak)
-        )
         theirs = optax.warmup_cosine_decay_schedule(0.0 if warmup else peak, peak, warmup, 50, final)
-        ours = make_schedule(options, 50)
-        assert [float(ours(jnp.int32(t))) for t in range(60)] == [
-            float(theirs(jnp.int32(t))) for t in range(60)
-        ]
+        ours = make_schedule(AdamWConfig(peak, CosineConfig(warmup, final_fraction=final / peak)), 50)
+        for t in range(60):
+            assert ours(jnp.int32(t)) == theirs(jnp.int32(t))
 
 
 def draw(seed: int, *shapes: tuple[int, ...]) -> list[jax.Array]:
@@ -174,27 +169,23 @@ def draw(seed: int, *shapes: tuple[int, ...]) -> list[jax.Array]:
 
 def tree(seed: int) -> dict:
     kernel, heads, taps, bias, embedding = draw(seed, (6, 8), (2, 4, 3), (5, 7), (8,), (9, 6))
-    mixer = {
-        "in_proj": {"kernel": kernel, "bias": bias},
-        "gate": {"kernel": heads},
-        "filter": {"kernel": taps},
-    }
+    mixer = {"in_proj": {"kernel": kernel, "bias": bias}, "gate": {"kernel": heads}}
+    mixer["filter"] = {"kernel": taps}
     return {"blocks_0": {"mixer": mixer}, "embedding": {"embedding": embedding}}
 
 
 FREE = {"clip_norm": None, "learning_rate": 0.01, "schedule": LinearConfig(warmup_steps=1)}
 RATE = make_schedule(AdamWConfig(**FREE), 10)
 MATRIX = contrib.MuonDimensionNumbers(-2, -1)
-MATRICES = {
-    "blocks_0": {
-        "mixer": {
-            "in_proj": {"kernel": MATRIX, "bias": None},
-            "gate": {"kernel": MATRIX},
-            "filter": {"kernel": None},
-        }
-    },
-    "embedding": {"embedding": None},
-}
+MIXER = {"in_proj": {"kernel": MATRIX, "bias": None}, "gate": {"kernel": MATRIX}, "filter": {"kernel": None}}
+MATRICES = {"blocks_0": {"mixer": MIXER}, "embedding": {"embedding": None}}
+
+
+def muon_of_optax(consistent_rms: float | None) -> optax.GradientTransformation:
+    options = {"nesterov": False, "consistent_rms": consistent_rms, "muon_weight_dimension_numbers": MATRICES}
+    return contrib.muon(RATE, weight_decay=0.3, adam_weight_decay=0.3, **options)
+
+
 PLAIN = {
     "adamw": (AdamWConfig(weight_decay=0.3, **FREE), optax.adamw(RATE, b2=0.99, weight_decay=0.3)),
     "lion": (LionConfig(weight_decay=0.3, **FREE), optax.lion(RATE, weight_decay=0.3)),
@@ -203,17 +194,7 @@ PLAIN = {
         optax.adafactor(RATE, min_dim_size_to_factor=5),
     ),
     "sgd": (SGDConfig(weight_decay=0.0, nesterov=True, **FREE), optax.sgd(RATE, 0.9, nesterov=True)),
-    "muon": (
-        MuonConfig(weight_decay=0.3, nesterov=False, b2=0.999, **FREE),
-        contrib.muon(
-            RATE,
-            weight_decay=0.3,
-            adam_weight_decay=0.3,
-            nesterov=False,
-            consistent_rms=0.2,
-            muon_weight_dimension_numbers=MATRICES,
-        ),
-    ),
+    "muon": (MuonConfig(weight_decay=0.3, nesterov=False, b2=0.999, **FREE), muon_of_optax(0.2)),
 }
 
 
@@ -227,15 +208,20 @@ def train(optimizer: optax.GradientTransformation, steps: int = 3, scale: float 
     return params
 
 
-def test_every_optimizer_is_compared():
-    assert set(PLAIN) == set(OPTIMIZER_CONFIGS)
+def assert_trains_as(theirs: optax.GradientTransformation, options: OptimizerConfig, rtol, atol=0):
+    found, expected = train(make_optimizer(options, tree(0), 10)), train(theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), found, expected)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", OPTIMIZER_CONFIGS)
 def test_values_are_those_of_optax(name):
     options, theirs = PLAIN[name]
-    found, expected = train(make_optimizer(options, tree(0), 10)), train(theirs)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, expected)
+    assert_trains_as(theirs, options, rtol=2e-5, atol=1e-6)
+
+
+def test_muon_without_a_mean_square_scales_by_the_shape_as_optax_does():
+    options = dataclasses.replace(PLAIN["muon"][0], consistent_rms=None)
+    assert_trains_as(muon_of_optax(None), options, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", grid_but(PLAIN, "adamw", "lion"))
@@ -266,18 +252,9 @@ def test_groups_decay_and_clipping_act_on_every_optimizer(name):
     np.testing.assert_allclose(mixer["gate"]["kernel"], other["gate"]["kernel"] - decay, **close)
 
 
-def test_muon_leaves_embeddings_filters_and_vectors_to_adam():
-    options = MuonConfig(weight_decay=0.0, **FREE | {"schedule": ConstantConfig(warmup_steps=0)})
-    before, after = tree(0), train(make_optimizer(options, tree(0), 10), steps=1)
-    steps = jax.tree.map(lambda a, b: np.asarray(a - b) / 0.01, after, before)
-    mixer = steps["blocks_0"]["mixer"]
-    for adams in (steps["embedding"]["embedding"], mixer["filter"]["kernel"], mixer["in_proj"]["bias"]):
-        np.testing.assert_allclose(np.abs(adams), 1, rtol=1e-3)  # Adam's first step
-    for matrix in (mixer["in_proj"]["kernel"], *mixer["gate"]["kernel"]):
-        values = np.linalg.svd(matrix / (0.2 * max(matrix.shape) ** 0.5), compute_uv=False)
-        assert (np.abs(values - 1) < 0.35).all(), values
+def test_muon_without_any_matrix_is_refused():
     with pytest.raises(UserError, match=r"optimizer.matrices 'nothing' must match a parameter with two axes"):
-        make_optimizer(MuonConfig(matrices="nothing"), before, 10)
+        make_optimizer(MuonConfig(matrices="nothing"), tree(0), 10)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -358,9 +335,8 @@ def test_an_optimizer_and_a_schedule_of_a_user(own_parts):
     register("rmsprop", RMSPropConfig, rmsprop)
     register("steps", StepsConfig, steps_down)
     options = RMSPropConfig(learning_rate=0.1, schedule=StepsConfig(every=2), decay=0.5)
-    found = train(make_optimizer(options, tree(0), 10))
-    expected = train(optax.rmsprop(lambda step: 0.1 * 0.5 ** (step // 2), decay=0.5))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
+    theirs = optax.rmsprop(lambda step: 0.1 * 0.5 ** (step // 2), decay=0.5)
+    assert_trains_as(theirs, options, rtol=1e-6)
     experiment = Experiment(optimizer=options)
     assert config.decode(config.encode(experiment)) == experiment
     assert [column.header for column in parameter_table(tree(0), options).columns] == [
@@ -377,10 +353,6 @@ def failing(params):
     [
         (lambda params: None, "optimizer 'mine' must be an optax.GradientTransformation, got None"),
         (failing, f"optimizer 'mine' fails on these parameters: KeyError: 'no' ({__file__}:"),
-        (
-            lambda params: optax.masked(optax.adam(0.1), {"nothing": True}),
-            "optimizer 'mine' fails on these parameters",
-        ),
         (lambda params: optax.polyak_sgd(), "optimizer 'mine' fails on these parameters: TypeError"),
         (
             lambda params: optax.add_noise(0.01, 0.55, jax.random.key(0)),
@@ -413,9 +385,8 @@ def test_a_function_that_makes_no_schedule_is_refused(own_parts, schedule, messa
 
 
 def test_an_optimizer_that_is_not_registered_is_refused():
-    with pytest.raises(
-        UserError, match="RMSPropConfig is not a registered optimizer: call hyena_jax.register"
-    ):
+    message = "RMSPropConfig is not a registered optimizer: call hyena_jax.register"
+    with pytest.raises(UserError, match=message):
         make_optimizer(RMSPropConfig(), PARAMS, 10)
 
 
@@ -423,13 +394,3 @@ def test_global_norm_is_float32():
     norm = global_norm({"a": jnp.full(4, 2.0, jnp.bfloat16)})
     assert norm.dtype == jnp.float32
     assert norm == 4.0
-    assert jax.tree.leaves(norm)
-
-
-def test_muon_without_a_mean_square_scales_by_the_shape_as_optax_does():
-    options = dataclasses.replace(PLAIN["muon"][0], consistent_rms=None)
-    theirs = contrib.muon(
-        RATE, weight_decay=0.3, adam_weight_decay=0.3, nesterov=False, muon_weight_dimension_numbers=MATRICES
-    )
-    found, expected = train(make_optimizer(options, tree(0), 10)), train(theirs)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, expected)

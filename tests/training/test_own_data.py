@@ -17,7 +17,6 @@ from hyena_jax.training.run import train
 
 @dataclass(frozen=True)
 class OwnConfig(DataConfig):
-    form: str = "rows"
     stop: int | None = None
 
 
@@ -57,8 +56,7 @@ def row_of(rng):
 def load(config, encoding):
     rng = np.random.default_rng(0)
     held_out = [row_of(rng) for _ in range(6)]
-    train = [row_of(rng) for _ in range(30)] if config.form == "rows" else Drawn(config.stop)
-    return own.from_rows(train, held_out, encoding=encoding or IdsTokenizer(7))
+    return own.from_rows(Drawn(config.stop), held_out, encoding=encoding or IdsTokenizer(7))
 
 
 @pytest.fixture(autouse=True)
@@ -67,19 +65,14 @@ def _registered(own_parts):
     register("test_mean", MeanConfig, lambda config, logits, targets: logits.mean())
 
 
-@pytest.fixture
-def make(experiment):
-    def experiment_on(form: str, **options):
-        data = OwnConfig(form, options.pop("stop", None), batch_size=4)
-        return dataclasses.replace(experiment, data=data, **options)
-
-    return experiment_on
-
-
 @pytest.mark.grid
-def test_a_stopped_run_on_an_iterator_continues_as_if_it_had_not_been(make, tmp_path, console):
-    smooth = CrossEntropyConfig(label_smoothing=0.1)
-    experiment = make("iterator", loss=smooth, metrics=(TopKAccuracyConfig(2),))
+def test_a_stopped_run_on_an_iterator_continues_as_if_it_had_not_been(experiment, tmp_path, console):
+    experiment = dataclasses.replace(
+        experiment,
+        data=OwnConfig(batch_size=4),
+        loss=CrossEntropyConfig(label_smoothing=0.1),
+        metrics=(TopKAccuracyConfig(2),),
+    )
     whole = tmp_path / "whole"
     train(experiment, whole, console)
     train_stopped_once(experiment, tmp_path / "stopped", console, 7)
@@ -101,13 +94,13 @@ def test_a_stopped_run_on_an_iterator_continues_as_if_it_had_not_been(make, tmp_
 
 
 @pytest.mark.grid
-def test_an_iterator_that_ends_loses_nothing(make, tmp_path, console):
-    workdir = tmp_path / "run"
+def test_an_iterator_that_ends_loses_nothing(experiment, tmp_path, console):
+    short = dataclasses.replace(experiment, data=OwnConfig(stop=30, batch_size=4))
     message = "ended after 7 batches, before training.steps=12; the steps so far are saved"
     for _ in range(2):  # the second continues, and has nothing to add
         with pytest.raises(UserError, match=message):
-            train(make("iterator", stop=30), workdir, console)
-        assert saved_steps(workdir / "checkpoints")[0] == 7
+            train(short, tmp_path / "run", console)
+        assert saved_steps(tmp_path / "run" / "checkpoints")[0] == 7
 
 
 def test_a_loss_of_the_wrong_shape_is_refused_before_anything_is_written(experiment, tmp_path, console):

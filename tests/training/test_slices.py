@@ -63,24 +63,17 @@ def test_only_data_spans_slices(data, fsdp, sequence):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("n_slices", "sizes", "message"),
     [
-        (
-            (1, 32, 1),
-            "parallel.fsdp x sequence = 32 x 1 must be at most the 16 devices of each of the 2 slices",
-        ),
-        ((1, 4, 8), "parallel.fsdp x sequence = 4 x 8 must be at most the 16 devices"),
-        ((3, 8, 1), "parallel.data x fsdp x sequence = 3 x 8 x 1 must be the 32 devices"),
+        (2, (1, 32, 1), "parallel.fsdp x sequence = 32 x 1 must be at most the 16 devices of each of the 2 "),
+        (2, (1, 4, 8), "parallel.fsdp x sequence = 4 x 8 must be at most the 16 devices"),
+        (2, (3, 8, 1), "parallel.data x fsdp x sequence = 3 x 8 x 1 must be the 32 devices"),
+        (3, (4, 12, 1), "parallel.data must be a multiple of the 3 slices, got 4"),
     ],
 )
-def test_meshes_that_need_fast_links_between_slices_are_refused(sizes, message):
+def test_meshes_that_need_fast_links_between_slices_are_refused(n_slices, sizes, message):
     with pytest.raises(UserError, match=message):
-        arrange(sharded(*sizes), slices(2))
-
-
-def test_replicas_must_be_a_multiple_of_the_slices():
-    with pytest.raises(UserError, match="parallel.data must be a multiple of the 3 slices, got 4"):
-        arrange(sharded(4, 12, 1), slices(3))
+        arrange(sharded(*sizes), slices(n_slices))
 
 
 def test_one_slice_and_hosts_that_are_no_slices_keep_the_order_of_devices():

@@ -1,35 +1,21 @@
-"""Runs on a task: they stop and continue exactly, and evaluation speaks the task's metric."""
+"""Runs on a task: evaluation speaks the task's metric, and the positions stay with their rows."""
 
 import dataclasses
 import json
-import shutil
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from whole_runs import evaluated, rows, saved, with_training
+from whole_runs import rows, saved, with_training
 
 import hyena_jax
 from hyena_jax import cli
-from hyena_jax.config import (
-    NO_DECAY,
-    AdamWConfig,
-    AttentionConfig,
-    CosineConfig,
-    Experiment,
-    HyenaConfig,
-    LanguageModelConfig,
-    LoggingConfig,
-    ParallelConfig,
-    TrainingConfig,
-)
+from hyena_jax.config import HyenaConfig, ParallelConfig
 from hyena_jax.data.dataset import load
 from hyena_jax.distillation.model import make_comparison_step
 from hyena_jax.system.errors import UserError
-from hyena_jax.tasks.mad import MadRecallConfig
-from hyena_jax.tasks.recall import MQARConfig, RecallConfig
-from hyena_jax.tasks.strings import CopyingConfig
+from hyena_jax.tasks.recall import MQARConfig
 from hyena_jax.training.run import train
 
 # Its tests share runs.
@@ -38,60 +24,35 @@ pytestmark = [pytest.mark.xdist_group("task_runs"), pytest.mark.wide]
 MQAR = MQARConfig(vocab_size=16, seq_len=16, n_pairs=3, test_rows=12, batch_size=4)
 
 
-def on(data, **options):
-    """A run of a second on a task: 12 steps, checkpoints at 5 and 10, evaluations at 4, 8 and 12."""
-    return Experiment(
-        model=LanguageModelConfig(
-            pattern=(AttentionConfig(2),),
-            n_layers=1,
-            d_model=8,
-            d_ff=8,
-            max_len=max(load(data).row_shape[0], 16),
-        ),
-        data=data,
-        optimizer=AdamWConfig(schedule=CosineConfig(warmup_steps=2), groups=(NO_DECAY,)),
-        training=TrainingConfig(steps=12, eval_every=4, eval_batch_size=8, checkpoint_every=5, log_every=3),
-        logging=LoggingConfig(tensorboard=False),
-        **{"parallel": ParallelConfig(devices=1), **options},
-    )
+@pytest.fixture(scope="module")
+def on_mqar(settings):
+    """The usual run, on MQAR and without dropout."""
+    return dataclasses.replace(settings, data=MQAR, model=dataclasses.replace(settings.model, dropout=0.0))
 
 
 @pytest.fixture(scope="module")
-def trained_on_mqar(_compiled_once, tmp_path_factory):
-    """A run on MQAR; what it said is in mqar.txt."""
+def trained(_compiled_once, on_mqar, tmp_path_factory):
+    """That run; what it said is in mqar.txt."""
     run = tmp_path_factory.mktemp("runs") / "mqar"
     with run.with_suffix(".txt").open("w") as said:
-        train(on(MQAR), run, Console(file=said, width=120))
+        train(on_mqar, run, Console(file=said, width=120))
     return run
 
 
-@pytest.fixture
-def whole(trained_on_mqar, tmp_path):
-    """A copy of a run on MQAR that was never stopped."""
-    return shutil.copytree(trained_on_mqar, tmp_path / "whole")
-
-
-def by_hand(workdir, data):
-    """correct bool [rows, n], targets and weights, from all logits of the trained model."""
-    _, model, params = saved(workdir)
-    batch = next(data.eval_batches(data.config.test_rows))
-    logits = np.asarray(jax.jit(model.apply)({"params": params}, batch["inputs"]))
-    if "positions" in batch:
-        logits = np.take_along_axis(logits, batch["positions"][..., None], 1)
-    return logits.argmax(-1) == batch["targets"], batch["targets"], batch["weights"]
-
-
-def test_a_run_speaks_of_answers_and_their_accuracy(trained_on_mqar):
-    last = rows(trained_on_mqar)[-1]
+def test_a_run_speaks_of_answers_and_their_accuracy(trained):
+    last = rows(trained)[-1]
     assert {"validation/loss", "validation/accuracy", "validation/sequence_accuracy"} <= {*last}
     assert not any("perplexity" in name for name in last)
-    said = trained_on_mqar.with_suffix(".txt").read_text()
+    said = trained.with_suffix(".txt").read_text()
     for words in ("   accuracy 0.", "   sequence accuracy 0.", "answers/s"):
         assert words in said
 
 
 def test_eval_speaks_the_task_s_metric_and_the_error_by_position(whole, tmp_path, capsys):
-    correct, _, _ = by_hand(whole, load(MQAR))
+    batch, (_, model, params) = next(load(MQAR).eval_batches(12)), saved(whole)
+    logits = np.asarray(jax.jit(model.apply)({"params": params}, batch["inputs"]))
+    answers = np.take_along_axis(logits, batch["positions"][..., None], 1).argmax(-1)
+    correct = answers == batch["targets"]
     output = tmp_path / "metrics.json"
     assert cli.main(["eval", str(whole), "--output", str(output), "--batch-size", "5"]) == 0
     shown = capsys.readouterr().out
@@ -109,46 +70,26 @@ def test_eval_speaks_the_task_s_metric_and_the_error_by_position(whole, tmp_path
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(
-    "config",
-    [
-        MadRecallConfig(vocab_size=6, seq_len=12, test_rows=9, batch_size=4),
-        CopyingConfig(n_letters=3, max_len=4, row_len=20, test_rows=9),
-    ],
-    ids=["mad_recall", "copying"],
-)
-def test_masked_and_macro_metrics_are_those_computed_by_hand(config, tmp_path, console):
-    train(on(config), tmp_path / "run", console)
-    data, values = load(config), evaluated(tmp_path / "run", batch_size=4)
-    correct, targets, weights = by_hand(tmp_path / "run", data)
-    scored = weights > 0
-    assert values["accuracy"] == pytest.approx(correct[scored].mean())
-    assert values["sequence_accuracy"] == pytest.approx((correct | ~scored).all(-1).mean())
-    assert values["answers"] == scored.sum()
-    if "macro_accuracy" in data.metric_names:
-        recalls = [correct[scored & (targets == y)].mean() for y in np.unique(targets[scored])]
-        assert values["macro_accuracy"] == pytest.approx(np.mean(recalls))
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize(("devices", "accumulated"), [(4, 1), (2, 2)])
-def test_a_mesh_trains_on_a_task_as_one_device_does(devices, accumulated, tmp_path, console):
+def test_a_mesh_trains_on_a_task_as_one_device_does(on_mqar, tmp_path, console):
     """Rows and parameters are sharded; the positions stay with their rows."""
-    experiment = with_training(on(MQAR), steps=3, eval_every=3)
-    train(experiment, tmp_path / "one", console)
-    optimizer = dataclasses.replace(experiment.optimizer, accumulation_steps=accumulated)
-    mesh = ParallelConfig("sharded", devices=devices, fsdp=2)
-    train(dataclasses.replace(experiment, parallel=mesh, optimizer=optimizer), tmp_path / "mesh", console)
-    one, four = rows(tmp_path / "one")[-1], rows(tmp_path / "mesh")[-1]
+    one = with_training(on_mqar, steps=3, eval_every=3)
+    mesh = dataclasses.replace(
+        one,
+        parallel=ParallelConfig("sharded", devices=2, fsdp=2),
+        optimizer=dataclasses.replace(one.optimizer, accumulation_steps=2),
+    )
+    train(one, tmp_path / "one", console)
+    train(mesh, tmp_path / "mesh", console)
+    expected, found = rows(tmp_path / "one")[-1], rows(tmp_path / "mesh")[-1]
     for name in ("validation/loss", "validation/accuracy"):
-        assert four[name] == pytest.approx(one[name], abs=1e-5)
+        assert found[name] == pytest.approx(expected[name], abs=1e-5)
 
 
-def test_positions_and_a_sharded_length_are_refused_before_anything_is_written(tmp_path, console):
-    parallel = ParallelConfig("sharded", devices=2, sequence=2)
+def test_positions_and_a_sharded_length_are_refused_before_anything_is_written(on_mqar, tmp_path, console):
+    cut = dataclasses.replace(on_mqar, parallel=ParallelConfig("sharded", devices=2, sequence=2))
     message = "parallel.sequence must be 1 with data that score single positions, got 2"
     with pytest.raises(UserError, match=message):
-        train(on(MQAR, parallel=parallel), tmp_path / "run", console)
+        train(cut, tmp_path / "run", console)
     assert not (tmp_path / "run").exists()
 
 
@@ -165,16 +106,10 @@ def test_kl_of_two_models_is_summed_over_the_scored_positions(whole):
 
 
 @pytest.mark.grid
-def test_a_task_is_timed_and_its_runs_distilled(whole, tmp_path, capsys):
+def test_a_task_is_timed_and_its_runs_distilled(on_mqar, tmp_path, capsys):
     assert cli.main(["bench", "model", "tasks:mqar", "--least-runs", "2"]) == 0
     assert "answers/s" in capsys.readouterr().out
-    small = on(RecallConfig(seq_len=8, test_rows=8, batch_size=4))
-    small = dataclasses.replace(small, model=dataclasses.replace(small.model, pattern=(HyenaConfig(),)))
-    hyena_jax.train(small, tmp_path / "run", quiet=True)
+    model = dataclasses.replace(on_mqar.model, pattern=(HyenaConfig(),))
+    hyena_jax.train(dataclasses.replace(on_mqar, model=model), tmp_path / "run", quiet=True)
     bound = ["--state-size", "8", "--max-loss-increase", "10"]
     assert cli.main(["distill", str(tmp_path / "run"), "--output", str(tmp_path / "new"), *bound]) == 0
-
-
-def test_other_test_rows_are_another_experiment(whole, console):
-    with pytest.raises(UserError, match=r"data.test_seed: 0 -> 1"):
-        train(on(dataclasses.replace(MQAR, test_seed=1)), whole, console)
