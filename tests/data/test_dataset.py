@@ -1,10 +1,10 @@
-import subprocess
-import sys
 import threading
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from new_process import output_of
+from own_rows import joined
 
 from hyena_jax.config import DataConfig, Experiment, LanguageModelConfig, LoggingConfig, register
 from hyena_jax.data.dataset import Dataset, encoding_from_json, iterate, load
@@ -53,10 +53,7 @@ def test_an_open_iterator_does_not_hold_up_the_end_of_the_program():
         "batches = iterate(own.from_tokens(np.arange(99), 8).train_batches(4, seed=0), 5);"
         "print(next(batches)[0])"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert (done.stdout, done.stderr) == ("5\n", "")
+    assert output_of(code) == "5\n"
 
 
 @pytest.mark.parametrize("n_tokens", [2, 7, 8, 9, 15, 22, 23, 101, 113])
@@ -71,9 +68,7 @@ def test_evaluation_predicts_every_token_once(n_tokens, batch_size):
             "targets": ((batch_size, SEQ_LEN), np.int32),
             "weights": ((batch_size, SEQ_LEN), np.float32),
         }
-    inputs, targets, weights = (
-        np.concatenate([batch[name] for batch in batches]) for name in ("inputs", "targets", "weights")
-    )
+    inputs, targets, weights = joined(batches).values()
     assert set(np.unique(weights)) <= {0, 1}
     np.testing.assert_array_equal(targets[weights == 1], tokens[1:])
     np.testing.assert_array_equal(inputs[weights == 1], tokens[:-1])

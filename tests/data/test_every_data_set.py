@@ -5,28 +5,14 @@ import itertools
 import numpy as np
 import pytest
 from idx_files import random_images
+from own_rows import ARRAYS, Source, assert_same, joined
 
 from hyena_jax.data import own
 from hyena_jax.data.dataset import iterate, load
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.recall import MQARConfig
 
-RNG = np.random.default_rng(0)
-WINDOWS = RNG.integers(0, 9, (20, 6))
-ARRAYS = {"inputs": WINDOWS[:, :-1], "targets": WINDOWS[:, 1:], "weights": (RNG.random((20, 5)) > 0.5) * 1.0}
 IMAGES, LABELS = random_images(29)
-
-
-class Source:
-    """The rows of ARRAYS as a random-access source."""
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, i):
-        return {name: values[i] for name, values in ARRAYS.items()}
-
-
 MQAR = {"vocab_size": 16, "seq_len": 16, "n_pairs": 3, "test_rows": 10}
 DATA = {
     "tokens": (lambda: own.from_tokens(np.arange(300), 7), 263, 5),
@@ -44,17 +30,6 @@ DATA = {
 def data(request):
     make, n_train, n_held_out = DATA[request.param]
     return make(), n_train, n_held_out
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert a[name].dtype == b[name].dtype
-        np.testing.assert_array_equal(a[name], b[name])
-
-
-def joined(batches):
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def test_batch_t_is_a_function_of_seed_and_t_for_any_number_of_processes(data):

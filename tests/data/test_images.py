@@ -2,13 +2,11 @@
 
 import dataclasses
 import gzip
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from idx_files import idx_bytes, random_images, write_pair
+from new_process import output_of
 from tensorflow_free import WITHOUT_TENSORFLOW, needs_tensorflow
 
 from hyena_jax.config import Experiment, HyenaConfig, ImageClassifierConfig, ImagesConfig
@@ -92,9 +90,6 @@ def test_a_folder_that_is_not_there_or_cannot_be_read(tmp_path, monkeypatch):
         read_pair("path", str(pair))
 
 
-MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist_t10k"
-
-
 def assert_equal(part, images, labels):
     assert part.images.dtype == part.labels.dtype == np.uint8
     np.testing.assert_array_equal(part.images, images)
@@ -142,14 +137,6 @@ def test_images_of_two_sizes_and_one_image_alone_are_refused(tmp_path):
         load_image_set(ImagesConfig(path=one))
 
 
-@pytest.mark.skipif(not MNIST.is_dir(), reason="the 10,000 test images of MNIST are absent")
-def test_ten_thousand_images_of_mnist():
-    images = load_image_set(ImagesConfig(path=str(MNIST)))
-    assert images.train.images.shape == (9000, 28, 28, 1)
-    assert images.held_out.images.shape == (1000, 28, 28, 1)
-    assert images.train.labels[:5].tolist() == [7, 2, 1, 0, 4]
-
-
 PREPARE = """
 from tensorflow_datasets.image_classification.mnist import MNIST
 def splits(self, _):
@@ -173,14 +160,6 @@ print(images.source)
 """
 
 
-def run_quietly(code):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stderr == ""
-    return done.stdout
-
-
 @pytest.mark.grid
 @needs_tensorflow
 def test_a_prepared_data_set_is_read_without_tensorflow(tmp_path):
@@ -188,42 +167,14 @@ def test_a_prepared_data_set_is_read_without_tensorflow(tmp_path):
     for split, arrays in parts.items():
         for name, array in zip(("images", "labels"), arrays, strict=True):
             (tmp_path / f"{split}-{name}").write_bytes(idx_bytes(array))
-    run_quietly(PREPARE.format(folder=tmp_path))
-    assert (
-        run_quietly(WITHOUT_TENSORFLOW + READ.format(folder=tmp_path))
-        == "mnist/3.0.1 of TensorFlow Datasets\n"
-    )
+    output_of(PREPARE.format(folder=tmp_path))
+    said = output_of(WITHOUT_TENSORFLOW + READ.format(folder=tmp_path))
+    assert said == "mnist/3.0.1 of TensorFlow Datasets\n"
     found = list(np.load(tmp_path / "read.npz").values())
     for part, (images, labels) in zip((found[:2], found[2:]), parts.values(), strict=True):
         # Preparing a data set shuffles it.
         order, wanted = (np.argsort([image.tobytes() for image in every]) for every in (part[0], images))
         assert_equal(Labelled(part[0][order], part[1][order]), images[wanted][..., None], labels[wanted])
-
-
-@needs_tensorflow
-def test_offline_says_how_to_supply_the_files(tmp_path, monkeypatch):
-    from tensorflow_datasets.core.download import downloader
-
-    def refuse(*args, **kwargs):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(downloader, "_open_url", refuse)
-    with pytest.raises(UserError) as error:
-        load_image_set(ImagesConfig(name="cifar10", tfds_dir=str(tmp_path)))
-    assert str(error.value) == (
-        "name 'cifar10' cannot be prepared (ConnectionError: no network);"
-        " save https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz as cifar-10-binary.tar.gz"
-        " in a folder and give --data.manual-dir FOLDER,"
-        " or give a folder of IDX files with --data.path FOLDER"
-    )
-    with pytest.raises(UserError, match="train-labels-idx1-ubyte.gz in a folder and give --data.manual-dir"):
-        load_image_set(ImagesConfig(name="mnist", tfds_dir=str(tmp_path)))
-
-
-def test_a_missing_manual_dir(tmp_path):
-    config = ImagesConfig(name="mnist", tfds_dir=str(tmp_path), manual_dir=str(tmp_path / "absent"))
-    with pytest.raises(UserError, match=r"manual_dir must be an existing folder, got '.*absent'"):
-        load_image_set(config)
 
 
 @pytest.fixture

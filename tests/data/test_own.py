@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from own_rows import ARRAYS, RNG, WEIGHTS, WINDOWS, Source, assert_same, joined
 
 from hyena_jax import data
 from hyena_jax.config import DataConfig, Experiment, ImageClassifierConfig, LanguageModelConfig, LoggingConfig
@@ -14,26 +15,6 @@ from hyena_jax.data.dataset import DataEnded, encoding_from_json, iterate
 from hyena_jax.data.images import ImageSet
 from hyena_jax.data.tokenizers import CharactersTokenizer, IdsTokenizer
 from hyena_jax.system.errors import UserError
-
-RNG = np.random.default_rng(0)
-WINDOWS = RNG.integers(0, 9, (20, 6))
-WEIGHTS = (RNG.random((20, 5)) > 0.5).astype(float)
-ARRAYS = {"inputs": WINDOWS[:, :-1], "targets": WINDOWS[:, 1:], "weights": WEIGHTS}
-
-
-class Source:
-    """The rows of ARRAYS as a random-access source."""
-
-    def __init__(self, n: int = 20, **changes):
-        self.n, self.changes = n, changes
-
-    def __len__(self):
-        return self.n
-
-    def __getitem__(self, i):
-        if not 0 <= i < self.n:
-            raise IndexError(i)
-        return {name: values[i] for name, values in ARRAYS.items()} | (self.changes if i == 7 else {})
 
 
 class Endless:
@@ -56,13 +37,6 @@ class Endless:
 
     def set_state(self, state):
         self.i = state["i"]
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert a[name].dtype == b[name].dtype
-        np.testing.assert_array_equal(a[name], b[name])
 
 
 def test_arrays_and_their_rows_one_by_one_are_the_same_batches():
@@ -99,7 +73,7 @@ def test_an_iterator_continues_where_its_state_says():
         if t == 5:
             break
     parts = [own.from_rows(Endless(), ARRAYS).train_batches(4, 0, part, 2).batch(0) for part in range(2)]
-    assert_same(whole[0], {name: np.concatenate([part[name] for part in parts]) for name in whole[0]})
+    assert_same(whole[0], joined(parts))
 
 
 def test_batches_start_where_a_loop_of_one_s_own_says():
@@ -224,11 +198,10 @@ def test_a_run_keeps_the_encoding(encoding):
     assert encoding_from_json(own.from_rows(ARRAYS, encoding=encoding).to_json()) == encoding
 
 
-class Words(IdsTokenizer):
-    """Neither it nor its words would be there when a run is opened again."""
-
-
 def test_a_tokenizer_of_a_class_of_ones_own_is_refused():
+    class Words(IdsTokenizer):
+        """Neither it nor its words would be there when a run is opened again."""
+
     message = r"must be one of hyena_jax.data.tokenizers, .*, got 'Words'"
     with pytest.raises(UserError, match=message):
         own.from_rows(ARRAYS, encoding=Words(9))

@@ -5,24 +5,20 @@ import dataclasses
 import json
 import logging
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tensorflow_free import WITHOUT_TENSORFLOW, needs_tensorflow
+from new_process import output_of
+from tensorflow_free import WITHOUT_TENSORFLOW, needs_tensorflow, prepare_fake
 
-from hyena_jax.config import TextConfig
+from hyena_jax.config import ImagesConfig, TextConfig
 from hyena_jax.data import text as source
 from hyena_jax.data.dataset import perplexity
+from hyena_jax.data.images import load_image_set
 from hyena_jax.data.text import load_corpus, load_text
 from hyena_jax.data.tokenizers import CharactersTokenizer
 from hyena_jax.system.errors import UserError
-
-SHAKESPEARE = Path(__file__).parents[2].parent / "shared" / "data" / "tiny_shakespeare" / "input.txt"
-needs_shakespeare = pytest.mark.skipif(
-    not SHAKESPEARE.is_file(), reason="tiny_shakespeare's input.txt is absent"
-)
 
 
 def write(path, content):
@@ -146,45 +142,34 @@ def test_python_without_source_files(library):
 
 
 def load_in_a_new_process(before="", **options):
-    """Returns the text and the output printed while loading it."""
     code = (
         f"{before}\nfrom hyena_jax.config import TextConfig\nfrom hyena_jax.data.text import load_text\n"
         f"text = load_text(TextConfig(**{options!r}))\nprint(repr(tuple(text)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
-    )
-    return ast.literal_eval(done.stdout), done.stderr
+    return ast.literal_eval(output_of(code))
 
 
 @pytest.mark.grid
-@needs_shakespeare
 @needs_tensorflow
-def test_tiny_shakespeare_of_tfds_equals_the_plain_file(tmp_path):
+def test_tiny_shakespeare_of_tfds_equals_the_plain_file(shakespeare, tmp_path):
     options = {"name": "tiny_shakespeare", "tfds_dir": str(tmp_path / "tfds")}
-    text, noise = load_in_a_new_process(**options, manual_dir=str(SHAKESPEARE.parent))
-    assert text[:2] == load_text(TextConfig(path=str(SHAKESPEARE)))[:2]
+    text = load_in_a_new_process(**options, manual_dir=str(shakespeare.parent))
+    assert text[:2] == load_text(TextConfig(path=str(shakespeare)))[:2]
     assert text[2] == "tiny_shakespeare/1.0.0 of TensorFlow Datasets"
-    assert noise == ""
 
     # Once prepared, neither the source file nor TensorFlow is needed.
-    assert load_in_a_new_process(WITHOUT_TENSORFLOW, **options) == (text, "")
+    assert load_in_a_new_process(WITHOUT_TENSORFLOW, **options) == text
     levels = [logging.getLogger(name).level for name in ("absl", "urllib3")]
     assert load_text(TextConfig(**options)) == text
     assert [logging.getLogger(name).level for name in ("absl", "urllib3")] == levels
 
 
 @pytest.mark.grid
-@needs_shakespeare
 @needs_tensorflow
-def test_preparing_without_tensorflow(tmp_path):
+def test_preparing_without_tensorflow(shakespeare, tmp_path):
+    folders = {"tfds_dir": str(tmp_path), "manual_dir": str(shakespeare.parent)}
     with pytest.raises(subprocess.CalledProcessError) as error:
-        load_in_a_new_process(
-            WITHOUT_TENSORFLOW,
-            name="tiny_shakespeare",
-            tfds_dir=str(tmp_path),
-            manual_dir=str(SHAKESPEARE.parent),
-        )
+        load_in_a_new_process(WITHOUT_TENSORFLOW, name="tiny_shakespeare", **folders)
     assert error.value.stdout == ""
     assert error.value.stderr.splitlines()[-1] == (
         "hyena_jax.system.errors.UserError: name 'tiny_shakespeare' must be prepared first, which needs the"
@@ -212,8 +197,25 @@ def test_a_folder_of_tfds_imports_no_code_of_a_stranger(tmp_path, monkeypatch, k
         load_text(TextConfig(name="spoken", tfds_dir=str(tmp_path)))
 
 
+MNIST_FILES = " and ".join(
+    f"https://storage.googleapis.com/cvdf-datasets/mnist/{name} as {name}"
+    for part in ("t10k", "train")
+    for name in (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
+)
+PLAY = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt as input.txt"
+)
+
+
 @needs_tensorflow
-def test_offline_says_how_to_supply_the_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("load", "config", "files", "instead"),
+    [
+        (load_text, TextConfig(name="tiny_shakespeare"), PLAY, "any text with --data.path FILE"),
+        (load_image_set, ImagesConfig("mnist"), MNIST_FILES, "a folder of IDX files with --data.path FOLDER"),
+    ],
+)
+def test_offline_says_how_to_supply_the_files(tmp_path, monkeypatch, load, config, files, instead):
     from tensorflow_datasets.core.download import downloader
 
     def refuse(*args, **kwargs):
@@ -221,11 +223,10 @@ def test_offline_says_how_to_supply_the_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(downloader, "_open_url", refuse)
     with pytest.raises(UserError) as error:
-        load_text(TextConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path)))
+        load(dataclasses.replace(config, tfds_dir=str(tmp_path)))
     assert str(error.value) == (
-        "name 'tiny_shakespeare' cannot be prepared (ConnectionError: no network);"
-        " save https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-        " as input.txt in a folder and give --data.manual-dir FOLDER, or give any text with --data.path FILE"
+        f"name '{config.name}' cannot be prepared (ConnectionError: no network);"
+        f" save {files} in a folder and give --data.manual-dir FOLDER, or give {instead}"
     )
 
 
@@ -240,10 +241,13 @@ def test_a_wrong_source_file(tmp_path):
 
 
 def test_a_missing_manual_dir(tmp_path):
-    with pytest.raises(UserError, match=r"manual_dir must be an existing folder, got '.*absent'"):
-        load_text(
-            TextConfig(name="tiny_shakespeare", tfds_dir=str(tmp_path), manual_dir=str(tmp_path / "absent"))
-        )
+    folders = {"tfds_dir": str(tmp_path), "manual_dir": str(tmp_path / "absent")}
+    for load, config in (
+        (load_text, TextConfig(name="tiny_shakespeare", **folders)),
+        (load_image_set, ImagesConfig(name="mnist", **folders)),
+    ):
+        with pytest.raises(UserError, match=r"manual_dir must be an existing folder, got '.*absent'"):
+            load(config)
 
 
 @pytest.mark.parametrize(
@@ -277,44 +281,18 @@ def test_data_set_that_is_no_text(tmp_path):
         load_text(TextConfig(name="mnist", tfds_dir=str(tmp_path)))
 
 
-class FakeBuilder:
-    """A prepared data set of several examples."""
-
-    def __init__(self, splits):
-        import tensorflow_datasets as tfds
-
-        self._splits = splits
-        self.info = type("Info", (), {})()
-        self.info.features = {"text": tfds.features.Text()}
-        self.info.splits = splits
-        self.info.full_name = "fake/1.0.0"
-
-    def is_prepared(self):
-        return True
-
-    def as_data_source(self, split):
-        return [{"text": text.encode()} for text in self._splits[split]]
-
-
 def test_examples_are_lines_and_splits_follow_each_other(monkeypatch):
-    splits = {"test": ["e"], "train": ["a", "\u00e9"], "validation": ["c", "d\n"]}
-    monkeypatch.setattr("tensorflow_datasets.builder", lambda name, **options: FakeBuilder(splits))
+    prepare_fake(monkeypatch, test=["e"], train=["a", "\u00e9"], validation=["c", "d\n"])
     assert load_text(TextConfig(name="fake")) == ("a\n\u00e9", "c\nd\ne", "fake/1.0.0 of TensorFlow Datasets")
-    splits = {"train": ["a"], "unsupervised": ["b"]}
+    prepare_fake(monkeypatch, train=["a"], unsupervised=["b"])
     with pytest.raises(UserError, match=r"'fake' must have train and .*, got train, unsupervised"):
         load_text(TextConfig(name="fake"))
 
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("caf\u00e9 noir " * 10, encoding="utf-8")
-    return TextConfig(path=str(path), tokenizer="characters", seq_len=4)
-
-
-def rewrite(config, content):
-    with open(config.path, "w", encoding="utf-8") as file:
-        file.write(content)
+    path = write(tmp_path / "text.txt", "caf\u00e9 noir " * 10)
+    return TextConfig(path=path, tokenizer="characters", seq_len=4)
 
 
 def test_tokens_are_the_text(config):
@@ -329,14 +307,14 @@ def test_tokens_are_the_text(config):
 
 @pytest.mark.parametrize(("n_symbols", "dtype"), [(256, np.uint8), (257, np.uint16)])
 def test_tokens_have_the_smallest_dtype(config, n_symbols, dtype):
-    rewrite(config, "".join(map(chr, range(1000, 1000 + n_symbols))))
+    Path(config.path).write_text("".join(map(chr, range(1000, 1000 + n_symbols))))
     corpus = load_corpus(config)
     assert corpus.train.dtype == corpus.held_out.dtype == dtype
     np.testing.assert_array_equal(np.concatenate([corpus.train, corpus.held_out]), np.arange(n_symbols))
 
 
 def test_the_vocabulary_covers_a_cluster_that_the_cut_divides(config):
-    rewrite(config, "x" * 9 + "e\u0301" * 6)
+    Path(config.path).write_text("x" * 9 + "e\u0301" * 6)
     corpus = load_corpus(dataclasses.replace(config, tokenizer="graphemes", seq_len=1))
     assert corpus.tokenizer.symbols == ("e", "e\u0301", "x", "\u0301")
     assert corpus.tokenizer.decode(corpus.train).endswith("e")
@@ -359,34 +337,26 @@ def test_fingerprint(config):
     assert other.fingerprint != same.fingerprint
     both = dataclasses.replace(config, validation_path=config.path)
     assert load_corpus(both).fingerprint != same.fingerprint
-    rewrite(config, "caf\u00e9 noir " * 9 + "caf\u00e9 noor ")
+    Path(config.path).write_text("caf\u00e9 noir " * 9 + "caf\u00e9 noor ")
     assert load_corpus(config).fingerprint != same.fingerprint
 
 
 def test_fingerprint_knows_where_the_held_out_text_begins(tmp_path):
     def fingerprint(train, held_out):
-        (tmp_path / "train").write_text(train)
-        (tmp_path / "held_out").write_text(held_out)
-        paths = {"path": str(tmp_path / "train"), "validation_path": str(tmp_path / "held_out")}
-        return load_corpus(TextConfig(**paths, seq_len=1)).fingerprint
+        paths = write(tmp_path / "train", train), write(tmp_path / "held_out", held_out)
+        return load_corpus(TextConfig(path=paths[0], validation_path=paths[1], seq_len=1)).fingerprint
 
     assert fingerprint("abc", "de") != fingerprint("ab", "cde")
 
 
-@pytest.mark.parametrize(
-    ("seq_len", "message"),
-    [
+def test_the_shortest_text_that_fits_and_shorter_ones(config):
+    assert len(load_corpus(dataclasses.replace(config, seq_len=9)).held_out) == 10
+    for seq_len, message in (
         (100, "the training text is too short: 90 tokens, and seq_len=100 needs at least 101"),
         (10, "the held-out text is too short: 10 tokens, and seq_len=10 needs at least 11"),
-    ],
-)
-def test_too_short(config, seq_len, message):
-    with pytest.raises(UserError, match=message):
-        load_corpus(dataclasses.replace(config, seq_len=seq_len))
-
-
-def test_the_shortest_text_that_fits(config):
-    assert len(load_corpus(dataclasses.replace(config, seq_len=9)).held_out) == 10
+    ):
+        with pytest.raises(UserError, match=message):
+            load_corpus(dataclasses.replace(config, seq_len=seq_len))
 
 
 def test_perplexity_overflows_to_a_number():
@@ -396,16 +366,13 @@ def test_perplexity_overflows_to_a_number():
 
 def test_importing_is_quick():
     slow = "{'jax', 'grain', 'tensorflow', 'tensorflow_datasets', 'tokenizers', 'regex', 'sklearn'}"
-    code = f"import sys, hyena_jax.data.dataset;print(sorted({slow} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert output_of(f"import sys, hyena_jax.data.dataset;print({slow} & set(sys.modules))") == "set()\n"
 
 
 def test_a_text_that_does_not_fit_into_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
     path = write(tmp_path / "a.txt", "a" * 200)
     monkeypatch.setattr(source, "memory_size", lambda: 1000)
     monkeypatch.setattr(source, "read_bytes", None)
-    with pytest.raises(
-        UserError, match="at most 166 bytes, to fit this machine's memory .*hyena-jax prepare"
-    ):
+    message = "at most 166 bytes, to fit this machine's memory .*hyena-jax prepare"
+    with pytest.raises(UserError, match=message):
         load_text(TextConfig(path=path))

@@ -60,12 +60,7 @@ def test_a_vocabulary_and_a_held_out_file_may_be_given(tmp_path):
         ("a.npy", TOKENS.reshape(3, 100), {}, r"must be a one-dimensional array.* got 'int64\[3, 100\]'"),
         ("a.npy", TOKENS - 700, {}, "tokens to train on must be ids, at least 0, got -"),
         ("a.npy", TOKENS[:0], {}, "a.npy' .*empty"),
-        (
-            "a.npy",
-            TOKENS.astype(object),
-            {},
-            "a.npy' must be a .npy file of numbers: .*Python objects",
-        ),
+        ("a.npy", TOKENS.astype(object), {}, "a.npy' must be a .npy file of numbers: .*Python objects"),
         ("a.npy", TOKENS + 2**24, {}, "tokens must be ids below 16777216"),
         ("a.npy", TOKENS, {"vocab_size": 699}, "tokens must be ids below the vocabulary's size 699, got 699"),
         ("a.npy", TOKENS[:50], {}, "the held-out stream of tokens is too short: 5 tokens, and seq_len=8"),

@@ -10,10 +10,11 @@ from hyena_jax.training.folder import CHECKPOINTS, write_description
 from hyena_jax.training.step import init_params
 
 
-def saved_run(folder, model, text, **data):
+def saved_run(folder, model, text="the cat sat on the mat. " * 60, tokenizer="bytes", seq_len=16):
     (folder / "run").mkdir()
     (folder / "text.txt").write_text(text)
-    config = hyena_jax.TextConfig(path=str(folder / "text.txt"), batch_size=4, **data)
+    sizes = {"seq_len": seq_len, "batch_size": 4}
+    config = hyena_jax.TextConfig(path=str(folder / "text.txt"), tokenizer=tokenizer, **sizes)
     data = load(config)
     experiment = data.complete(hyena_jax.Experiment(model=model, data=config))
     write_description(folder / "run", experiment, data.to_json())

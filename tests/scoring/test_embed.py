@@ -21,8 +21,7 @@ TEXTS = ["the", "The cat sat on the mat, and then it sat there for the rest of t
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    text = "the cat sat on the mat. " * 60
-    return saved_run(tmp_path_factory.mktemp("embed"), MODEL, text, tokenizer="bytes", seq_len=16)
+    return saved_run(tmp_path_factory.mktemp("embed"), MODEL)
 
 
 def plain(run, text, layer, stride=MAX_LEN // 2):

@@ -21,8 +21,7 @@ MODEL = LanguageModelConfig(pattern=(AttentionConfig(2),), n_layers=1, d_model=8
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    text = "the cat sat on the mat. " * 60
-    return saved_run(tmp_path_factory.mktemp("harness"), MODEL, text, tokenizer="bytes", seq_len=16)
+    return saved_run(tmp_path_factory.mktemp("harness"), MODEL)
 
 
 @pytest.fixture

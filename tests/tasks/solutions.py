@@ -147,24 +147,11 @@ def addition(x, config):
     return {2 * n - 1 + i: int(c) for i, c in enumerate(f"{a + b:0{n + 1}d}")}
 
 
-SOLUTIONS = {
-    "recall": recall,
-    "mqar": mqar,
-    "induction": induction,
-    "selective_copying": selective_copying,
-    "memorisation": memorisation,
-    "copying": copying,
-    "prefix_ngram": prefix_ngram,
-    "mad_recall": mad_recall,
-    "mad_noisy_recall": mad_recall,
-    "mad_fuzzy_recall": mad_fuzzy_recall,
-    "mad_selective_copying": mad_selective_copying,
-    "mad_compression": mad_compression,
-    "parity": parity,
-    "modular_arithmetic": modular_arithmetic,
-    "modular_addition": modular_addition,
-    "permutation_words": permutation_words,
-    "majority": majority,
-    "counting": counting,
-    "addition": addition,
+SOLUTIONS = {"mad_noisy_recall": mad_recall} | {
+    solution.__name__: solution
+    for solution in (
+        *(recall, mqar, induction, selective_copying, memorisation, copying, prefix_ngram),
+        *(mad_recall, mad_fuzzy_recall, mad_selective_copying, mad_compression),
+        *(parity, modular_arithmetic, modular_addition, permutation_words, majority, counting, addition),
+    )
 }

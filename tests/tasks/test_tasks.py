@@ -68,17 +68,19 @@ PUBLISHED = [
 ]
 
 
+def weights_of(row):
+    return np.ones(len(row.targets)) if row.weights is None else row.weights
+
+
 def scored(row):
     """{position: answer} of a row."""
     positions = range(len(row.inputs)) if row.positions is None else row.positions.tolist()
-    weights = np.ones(len(row.targets)) if row.weights is None else row.weights
-    triples = zip(positions, row.targets.tolist(), weights, strict=True)
+    triples = zip(positions, row.targets.tolist(), weights_of(row), strict=True)
     return {position: answer for position, answer, weight in triples if weight > 0}
 
 
-def rows_of(config, n=40):
-    """Test rows."""
-    return [draw_row(TASKS[type(config)], config, "test", 0, i) for i in range(n)]
+def rows_of(config, n=40, part="test", seed=0):
+    return [draw_row(TASKS[type(config)], config, part, seed, i) for i in range(n)]
 
 
 @pytest.mark.parametrize(
@@ -98,23 +100,20 @@ def test_the_answers_solve_the_task_by_its_definition(name, config):
 def test_rows_depend_on_seed_and_index_alone_and_have_one_shape(name, config):
     task = TASKS[type(config)]
     for part in ("train", "test"):
-        rows = [draw_row(task, config, part, 3, i) for i in range(6)]
-        again = draw_row(task, config, part, 3, 5)
-        for array, same in zip(rows[5], again, strict=True):
+        rows = rows_of(config, 6, part, seed=3)
+        for array, same in zip(rows[5], draw_row(task, config, part, 3, 5), strict=True):
             np.testing.assert_array_equal(array, same)
         forms = {tuple(None if x is None else (x.shape, x.dtype.str) for x in row) for row in rows}
         assert len(forms) == 1
-        inputs = [row.inputs.tobytes() for row in rows]
-        other = draw_row(task, config, part, 4, 5).inputs.tobytes()
         if config.n_symbols > 5 and rows[0].inputs.size > 10:
-            assert len({*inputs, other}) == 7
+            other = draw_row(task, config, part, 4, 5)
+            assert len({row.inputs.tobytes() for row in [*rows, other]}) == 7
 
 
 def test_training_rows_of_strings_hold_whole_examples_and_leave_the_cut_one_unscored():
     for config in (CopyingConfig(), PrefixNgramConfig()):
         signs = "abcdefgh$|.*"
-        for i in range(20):
-            row = draw_row(TASKS[type(config)], config, "train", 0, i)
+        for row in rows_of(config, 20, "train"):
             shown = "".join(signs[k] for k in [*row.inputs, row.targets[-1]])
             assert len(shown) == config.row_len
             whole = shown[: shown.rindex(".") + 1] if "." in shown else ""
@@ -202,49 +201,34 @@ def test_the_gaps_of_mqar_are_drawn_as_by_a_sequential_draw_without_repetition()
 
 
 # Few rows are different: nothing else than the rule keeps the parts apart.
-TINY = [
-    AdditionConfig(n_digits=1),
-    ParityConfig(min_len=5, max_len=7, test_min_len=6, test_max_len=9),
-    PermutationWordsConfig(group="s3", seq_len=2, test_seq_len=None),
-    CountingConfig(n_ids=2, seq_len=6),
-    MQARConfig(vocab_size=6, seq_len=8, n_pairs=1),
-    MajorityConfig(seq_len=7),
-    RecallConfig(vocab_size=8, seq_len=4, disjoint=True),
-    MemorisationConfig(vocab_size=5, n_data=4),
-]
-
-
-@pytest.mark.parametrize("config", [TINY[0], *in_grid(*TINY[1:])], ids=lambda config: type(config).__name__)
+@pytest.mark.parametrize(
+    "config",
+    [
+        AdditionConfig(n_digits=1),
+        *in_grid(ParityConfig(min_len=5, max_len=7, test_min_len=6, test_max_len=9)),
+    ],
+    ids=lambda config: type(config).__name__,
+)
 def test_no_test_row_is_a_training_row_at_a_small_vocabulary(config):
-    task = TASKS[type(config)]
+    def texts(config, part, n):
+        return {tuple(np.trim_zeros(row.inputs, "b")) for row in rows_of(config, n, part)}
 
-    def texts(part, n):
-        rows = (draw_row(task, config, part, 0, i) for i in range(n))
-        return {tuple(np.trim_zeros(row.inputs, "b")) for row in rows}
-
-    train, test = texts("train", 400), texts("test", 60)
+    test = texts(config, "test", 60)
     assert test
-    assert not train & test
+    assert not test & texts(config, "train", 400)
     leaky = dataclasses.replace(config, disjoint=False)
-    alike = {tuple(np.trim_zeros(row.inputs, "b")) for row in rows_of(leaky, 60)}
-    assert alike & {
-        tuple(np.trim_zeros(draw_row(task, leaky, "train", 0, i).inputs, "b")) for i in range(400)
-    }
+    assert texts(leaky, "test", 60) & texts(leaky, "train", 400)
 
 
 def test_too_few_different_rows_are_one_clear_error():
     config = CountingConfig(n_ids=1, seq_len=3)
     with pytest.raises(UserError, match="disjoint must be False with so few different rows, got True"):
         for part in ("train", "test"):
-            draw_row(TASKS[type(config)], config, part, 0, 0)
+            rows_of(config, 1, part)
 
 
 CHANCE = [
-    *(
-        pytest.param(name, config, marks=pytest.mark.grid)
-        for name, config in DEFAULTS
-        if name != "mad_fuzzy_recall"
-    ),
+    *(pytest.param(*case, marks=pytest.mark.grid) for case in DEFAULTS if case[0] != "mad_fuzzy_recall"),
     ("mqar", MQARConfig(vocab_size=8, seq_len=12, n_pairs=2)),
     ("majority", MajorityConfig(seq_len=7)),
     ("counting", CountingConfig(n_ids=3, seq_len=20, cap=4)),
@@ -269,13 +253,9 @@ def test_chance_is_what_the_best_guess_by_position_scores(name, config):
     else:
         rows = rows_of(dataclasses.replace(config, disjoint=False), 1600)
         answers = np.stack([row.targets for row in rows])
-        weights = np.stack(
-            [np.ones(row.targets.size) if row.weights is None else row.weights for row in rows]
-        )
-        best = []
-        for y, w in zip(answers[:800].T, weights[:800].T, strict=True):
-            counts = np.bincount(y, weights=w)
-            best.append(counts.argmax())
+        weights = np.stack([weights_of(row) for row in rows])
+        counted = zip(answers[:800].T, weights[:800].T, strict=True)
+        best = [np.bincount(y, weights=w).argmax() for y, w in counted]
         right, weights = answers[800:] == np.array(best), weights[800:]
     found = (right * weights).sum() / weights.sum()
     chance = TASKS[type(config)].chance(config.for_evaluation())
@@ -298,36 +278,24 @@ def test_chance_of_fuzzy_recall_and_of_compression():
     counts = np.bincount(answers, minlength=15)[7:] / answers.size
     assert counts.size == 8
     np.testing.assert_allclose(counts, TASKS[type(config)].chance(config), atol=0.03)
-    assert (
-        TASKS[TASK_CONFIGS["mad_compression"]].chance(TASK_CONFIGS["mad_compression"](4, 5))
-        == (4 / 3 + 1) / 5
-    )
+    compression = TASK_CONFIGS["mad_compression"]
+    assert TASKS[compression].chance(compression(4, 5)) == (4 / 3 + 1) / 5
 
 
 @pytest.mark.grid
 def test_mad_scores_as_many_answers_as_the_published_code():
     """56 of 127 positions on average, 4.6 in fuzzy recall."""
-    for config, mean in (
-        (MadRecallConfig(seq_len=128), 56.0),
-        (MadFuzzyRecallConfig(seq_len=128), 4.6),
-    ):
+    for config, mean in ((MadRecallConfig(seq_len=128), 56.0), (MadFuzzyRecallConfig(seq_len=128), 4.6)):
         counts = [len(scored(row)) for row in rows_of(config, 400)]
         assert abs(np.mean(counts) - mean) < 4 * np.std(counts) / np.sqrt(len(counts)) + 0.05
 
 
+MQAR = {"vocab_size": 8192, "gap_power": 0.01, "train_rows": 100_000, "test_rows": 3_000}
 MAD = {"test_rows": 1_280, "batch_size": 128, "train_rows": 12_800}
 SETTINGS = {
-    **{
-        f"mqar/l{n}": {
-            "vocab_size": 8192,
-            "seq_len": n,
-            "n_pairs": pairs,
-            "batch_size": rows,
-            "gap_power": 0.01,
-        }
-        | {"train_rows": 100_000, "test_rows": 3_000}
-        for n, pairs, rows in ((64, 4, 512), (128, 8, 512), (256, 16, 256))
-    },
+    "mqar/l64": {"seq_len": 64, "n_pairs": 4, "batch_size": 512, **MQAR},
+    "mqar/l128": {"seq_len": 128, "n_pairs": 8, "batch_size": 512, **MQAR},
+    "mqar/l256": {"seq_len": 256, "n_pairs": 16, "batch_size": 256, **MQAR},
     **{
         f"recall/{name}": {"vocab_size": 30, "seq_len": length, "train_rows": 2000, "batch_size": 32}
         for name, length in (("l30k", 30_000), ("l64k", 65_536), ("l131k", 131_072), ("v30_l2048", 2048))
@@ -376,11 +344,8 @@ def test_every_preset_draws_rows(name, config):
 
 
 WRONG = [
-    (MQARConfig, {"n_pairs": 9}, r"n_pairs must be at most seq_len / 4 = 8 \(or raise seq_len\), got 9"),
-    (MQARConfig, {"vocab_size": 8}, r"n_pairs must be at most the 3 keys of vocab_size=8"),
     (MQARConfig, {"vocab_size": 63}, "vocab_size must be even, got 63"),
     (MQARConfig, {"gap_power": 0.0}, "gap_power must be above 0, got 0.0"),
-    (RecallConfig, {"vocab_size": 4}, "vocab_size must be at least 6, got 4"),
     (RecallConfig, {"seq_len": 7}, "seq_len must be even, got 7"),
     (InductionConfig, {"seq_len": 2}, "seq_len must be at least 3, got 2"),
     (InductionConfig, {"test_seq_len": 1}, "test_seq_len must be at least 3, got 1"),
@@ -425,6 +390,5 @@ def test_a_marker_of_induction_is_followed_by_a_symbol():
     rows = [TASKS[InductionConfig].draw(np.random.default_rng(seed), config) for seed in range(60)]
     places = [row.inputs.tolist().index(15) for row in rows]
     assert {*places} == {0, 1, 2}
-    assert [row.targets[0] for row in rows] == [
-        row.inputs[i + 1] for row, i in zip(rows, places, strict=True)
-    ]
+    for row, place in zip(rows, places, strict=True):
+        assert row.targets[0] == row.inputs[place + 1]
