@@ -9,6 +9,7 @@ import pytest
 from derivative_modes import check_modes
 from differences import assert_equal_differences
 from distributions import assert_drawn, at
+from grid import in_grid, in_wide
 from tolerances import assert_close
 
 from hyena_jax.config import (
@@ -68,22 +69,22 @@ CONFIGS = {
     "stu_plain": STUFilterConfig(n_vectors=4, alternating="none"),
 }
 NAMES = {config_class: name for name, config_class in FILTER_CONFIGS.items()}
-all_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 # Of two filters that differ only in a constant, slow tests run one under the marker `grid`.
-NEAR = ("s4d_inv", "stu_shared", "stu_plain")
-most_configs = pytest.mark.parametrize(
-    "config",
-    [pytest.param(c, marks=pytest.mark.grid if name in NEAR else ()) for name, c in CONFIGS.items()],
-    ids=CONFIGS.keys(),
-)
-
+NEAR = {"s4d_inv", "stu_shared", "stu_plain"}
 # Their window, or norm, depends on the largest length, not on the one at hand.
-WINDOWS = ("implicit_length_norm", "windowed_length_norm", "short_decaying")
+WINDOWS = {"implicit_length_norm", "windowed_length_norm", "short_decaying"}
 
 
-def lengths(first, *others):
-    """The first alone outside the marker `grid`."""
-    return [first, *(pytest.param(length, marks=pytest.mark.grid) for length in others)]
+def over(by_default):
+    """All configs, of which those outside `by_default` run under the marker `grid` alone."""
+    params = [
+        pytest.param(config, id=name, marks=[] if name in by_default else pytest.mark.grid)
+        for name, config in CONFIGS.items()
+    ]
+    return pytest.mark.parametrize("config", params)
+
+
+all_configs, most_configs = over(CONFIGS), over(CONFIGS.keys() - NEAR)
 
 
 @cache
@@ -136,26 +137,17 @@ def test_names_are_those_of_the_configs():
     assert {type(config) for config in CONFIGS.values()} == set(FILTER_CONFIGS.values())
 
 
-@pytest.mark.wide
 @all_configs
-@pytest.mark.parametrize("length", lengths(MAX_LEN, 1, 7))
-def test_equals_its_oracle(config, length):
-    _, params = init(config)
-    h = with_gradients(config)(params)[0] if length == MAX_LEN else taps(config)(params, length)
-    assert h.shape == (N, D, length)
-    assert h.dtype == jnp.float32
-    assert_close(h, oracle(config, params, length))
-
-
-@pytest.mark.grid
-@all_configs
-@pytest.mark.parametrize("max_len", [1, 2, 5, 40])
-def test_equals_its_oracle_at_other_lengths(config, max_len):
+@pytest.mark.parametrize("max_len", [*in_wide(MAX_LEN), *in_grid(1, 2, 5, 40)])
+def test_equals_its_oracle(config, max_len):
     need_lags = TransferFunctionFilterConfig | ExplicitFilterConfig | ShortFilterConfig | STUFilterConfig
     if isinstance(config, need_lags) and max_len < 5:
         pytest.skip("needs more lags than that")
     _, params = init(config, max_len)
-    assert_close(taps(config, max_len)(params, max_len), oracle(config, params, max_len, max_len))
+    h = taps(config, max_len)(params, max_len)
+    assert h.shape == (N, D, max_len)
+    assert h.dtype == jnp.float32
+    assert_close(h, oracle(config, params, max_len, max_len))
 
 
 @most_configs
@@ -186,12 +178,8 @@ def test_derivatives_in_both_modes(config):
         check_modes(lambda params: module.apply({"params": params}, MAX_LEN), params, is_thorough=True)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [pytest.param(c, marks=() if name in WINDOWS else pytest.mark.grid) for name, c in CONFIGS.items()],
-    ids=CONFIGS.keys(),
-)
-@pytest.mark.parametrize("length", lengths(7, 1, 40))
+@over(WINDOWS)
+@pytest.mark.parametrize("length", [7, *in_grid(1, 40)])
 def test_a_short_filter_is_the_beginning_of_a_long_one(config, length):
     _, params = init(config)
     short, (long, _) = taps(config)(params, length), with_gradients(config)(params)
@@ -232,13 +220,6 @@ def test_a_mode_that_forgets_at_once_is_finite():
 def test_positional_features(max_len, features):
     config = ImplicitFilterConfig(emb_dim=9, features=features)
     assert_close(positional_features(max_len, config), oracles.positional_features(max_len, config))
-
-
-def test_decay_rates_reach_the_target_at_their_fractions():
-    config = ImplicitFilterConfig()
-    rates = np.abs(decay_rates(config, 10))
-    assert np.exp(-rates[0] * config.slow_decay) == pytest.approx(config.decay_target)
-    assert np.exp(-rates[-1] * config.fast_decay) == pytest.approx(config.decay_target)
 
 
 def test_one_frequency_vector_serves_all_layers():

@@ -174,11 +174,3 @@ def test_the_plain_convolution_counts_its_products_and_transforms():
     work = count(function, *args)
     assert work.products == 2 * (2 * 64 * 16 * 16)
     assert work.transforms == pytest.approx(48 * 2.5 * 128 * np.log2(128), rel=0.2)
-
-
-def test_the_implicit_filter_counts_its_dense_layers():
-    config = configs.ImplicitFilterConfig(emb_dim=3, width=5, n_hidden=1)
-    module = build_filter(2, 7, 11, config)
-    params = jax.eval_shape(lambda: module.init(jax.random.key(0), 11))["params"]
-    work = count(lambda params: module.apply({"params": params}, 11), params)
-    assert work.products == 11 * 2 * (3 * 5 + 5 * 5 + 5 * 14)

@@ -200,20 +200,6 @@ def test_strengths_of_up_to_2_do_not_diverge(n):
     np.testing.assert_allclose(np.linalg.norm(last), np.linalg.norm(inputs.state), rtol=1e-3)
 
 
-def test_one_channel_without_erasing_is_the_linear_recurrence():
-    """Each entry of a key is the input of one channel."""
-    rng = np.random.default_rng(0)
-    k, log_a = rng.standard_normal((2, 127, 1, 1)), -rng.exponential(1, (2, 127, 1))
-    one, none = np.ones((2, 127, 1, 1), np.float32), np.zeros((2, 1, 1, 1), np.float32)
-    h, expected = np.zeros((2, 1)), []
-    for t in range(127):
-        h = np.exp(log_a[:, t]) * h + k[:, t, 0]
-        expected.append(h)
-    for decay in (log_a, log_a[..., None]):
-        o, _ = compiled(one, np.float32(k), one, np.float32(decay), None, None, none)
-        assert_close(o[..., 0], np.stack(expected, axis=1))
-
-
 @pytest.mark.grid
 @pytest.mark.parametrize("by_channel", [False, True])
 def test_one_decay_or_read_for_all_values_of_a_key(by_channel):

@@ -3,7 +3,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivative_modes import check_modes
-from grid import in_grid
 from jax.sharding import AxisType, PartitionSpec
 
 from hyena_jax.ops.fast.derivatives import linear_map, linear_solve, own_derivative
@@ -27,7 +26,7 @@ def test_a_function_with_its_own_derivative_has_all_modes():
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("argument", [1, *in_grid(0)])
+@pytest.mark.parametrize("argument", [0, 1])
 def test_one_argument_alone_may_be_differentiated(argument):
     def f(moved):
         args = [jnp.asarray(X), jnp.asarray(KERNEL)]

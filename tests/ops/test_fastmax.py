@@ -52,22 +52,13 @@ def test_both_forms_equal_the_definition(p, causal, monkeypatch):
 
 @pytest.mark.grid
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("p", [2, pytest.param(3, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("p", [2, 3])
 def test_derivatives_in_both_modes(p, causal, monkeypatch):
     """Over several chunks, the last one not full."""
     monkeypatch.setattr(fastmax, "CHUNK", 4)
     with jax.enable_x64(True):
         form = factorized.__wrapped__  # do not reuse programs compiled for other chunks
         check_modes(lambda args: form(*args, p, causal), arrays(7, 0.4), is_thorough=p == 3)
-
-
-@pytest.mark.grid
-@properties
-@given(st.integers(1, 4), st.booleans(), st.floats(0.1, 2.0), st.integers(0, 2**31))
-def test_the_forms_are_equal(p, causal, scale, seed):
-    with jax.enable_x64(True):
-        q, k, v = arrays(7, scale, seed, np.float64)
-        assert_close(factorized(q, k, v, p, causal), quadratic(q, k, v, p, causal))
 
 
 features = jax.jit(fastmax.features, static_argnums=1)
@@ -88,13 +79,6 @@ def test_features_are_laid_out_as_documented():
     phi = features(np.float32([2, 3, 5]), 2)
     half = np.sqrt(0.5)
     np.testing.assert_allclose(phi, [1, 2, 3, 5, 4 * half, 6, 10, 9 * half, 15, 25 * half], rtol=1e-6)
-
-
-@properties
-@given(st.floats(-1e3, 1e3, width=32))
-def test_even_kernels_are_positive(x):
-    assert kernel(np.float32(x), 2) >= 0.5
-    assert kernel(np.float32(x), 4) > 0.25
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-9, -1e-9])

@@ -36,13 +36,6 @@ def test_a_random_subspace_finds_what_the_dense_matrix_has(monkeypatch):
         assert (found.tail(order) >= dense.tail(order)).all()
 
 
-def test_the_rank_is_the_order_of_the_system():
-    poles = [0.9 * np.exp(0.7j), 0.8 * np.exp(2.1j), -0.85]
-    values = hankel.spectrum(oscillations(poles, 41), 20).values
-    assert (values[:, 4] > 1e-3 * values[:, 0]).all()
-    assert (values[:, 5] < 1e-13 * values[:, 0]).all()
-
-
 @pytest.mark.parametrize("order", [2, 5, 8])
 def test_balanced_truncation_is_stable_and_within_its_bound(order):
     taps = decaying_noise(4, 48, 0.1)

@@ -1,11 +1,13 @@
 """The fused convolution, interpreted on a CPU and lowered for a TPU."""
 
+import itertools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grid import in_grid
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from tolerances import assert_close
 
@@ -15,7 +17,9 @@ from hyena_jax.ops.kernels.long_conv import fused_conv
 
 # The largest error allowed, relative to the largest expected magnitude.
 TOLERANCE = {"high": 1e-5, "highest": 6e-7}
-
+# Rows of the batch in blocks of two, so that the last has one.
+RAGGED = (3, 3, 131)
+LONG = [(3, 2, 1021), (9, 1, 2047), (17, 3, 2048), (2, 17, 2048), (8, 5, 8192), (1, 1, 8191)]
 
 interpreted = partial(fused_conv, interpret=True)
 
@@ -43,10 +47,6 @@ def results(method, u, h, weight):
     return y, *pull_back(weight)
 
 
-# Rows of the batch in blocks of two, so that the last has one.
-RAGGED = (3, 3, 131)
-
-
 # Blocks with too few channels; a second block of the batch with two rows; a transform of 3 x 128 points.
 @pytest.mark.parametrize(
     ("shape", "precision"),
@@ -55,18 +55,7 @@ RAGGED = (3, 3, 131)
         pytest.param((3, 2, 131), "highest", marks=pytest.mark.grid),
         pytest.param((3, 130, 131), "highest", marks=pytest.mark.grid),
         pytest.param((3, 2, 257), "high", marks=pytest.mark.grid),
-        *[
-            pytest.param(shape, precision, marks=pytest.mark.grid)
-            for shape in [
-                (3, 2, 1021),
-                (9, 1, 2047),
-                (17, 3, 2048),
-                (2, 17, 2048),
-                (8, 5, 8192),
-                (1, 1, 8191),
-            ]
-            for precision in TOLERANCE
-        ],
+        *[pytest.param(*case, marks=pytest.mark.grid) for case in itertools.product(LONG, TOLERANCE)],
     ],
 )
 def test_values_and_gradients_equal_the_oracle(shape, precision, monkeypatch):
@@ -116,9 +105,7 @@ def test_forward_mode_and_second_derivatives_equal_those_without_a_kernel():
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(
-    "shape", [(3, 4, 131), *[pytest.param(s, marks=pytest.mark.grid) for s in [(4, 3, 131), (3, 3, 131)]]]
-)
+@pytest.mark.parametrize("shape", [(3, 4, 131), (4, 3, 131), (3, 3, 131)])
 def test_where_xla_shards_arrays_each_device_convolves_its_rows(shape):
     """Sharded over the batch, over channels, and not at all."""
     u, h, weight = arrays(*shape)
@@ -138,21 +125,12 @@ def test_runs_on_shards():
         assert_close(a, b)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [(5, 3, 131), *[pytest.param(s, marks=pytest.mark.grid) for s in [(16, 8, 2048), (12, 12, 8192)]]],
-)
+@pytest.mark.parametrize("shape", [(5, 3, 131), *in_grid((16, 8, 2048), (12, 12, 8192))])
 def test_lowers_to_one_kernel_each_way(shape):
     """Lowering needs no device; the device's own compiler is not tested."""
     u, h = (jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, (shape[0], 1, shape[2])))
-
-    def run(u, h, weight):
-        y, pull_back = jax.vjp(fused_conv, u, h)
-        return y, pull_back(weight)
-
-    assert (
-        jax.jit(run).trace(u, h, u).lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call") == 2
-    )
+    lowered = results.trace(fused_conv, u, h, u).lower(lowering_platforms=("tpu",))
+    assert lowered.as_text().count("tpu_custom_call") == 2
 
 
 def gradients(u, h, weight):

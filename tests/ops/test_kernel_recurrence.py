@@ -13,9 +13,6 @@ from hyena_jax.ops.kernels.recurrence import gpu_recurrence, tpu_recurrence
 from hyena_jax.ops.linear_recurrence import linear_recurrence
 from hyena_jax.reference import recurrence
 
-KERNELS = pytest.mark.parametrize("kernel", [gpu_recurrence, tpu_recurrence])
-DIRECTIONS = pytest.mark.parametrize("reverse", [False, True])
-
 
 def arrays(batch: int, length: int, channels: int):
     """a in (-1, 1), x, h0 and a weight for each output, float32."""
@@ -25,8 +22,15 @@ def arrays(batch: int, length: int, channels: int):
     return tuple(map(np.float32, values))
 
 
+@partial(jax.jit, static_argnums=(0, 1))
+def results(kernel, reverse, a, x, h0, weight, last_weight):
+    """h, the last h, and the gradients of their weighted sum with respect to a, x and h0."""
+    outputs, pull_back = jax.vjp(lambda *args: linear_recurrence(*args, reverse, kernel), a, x, h0)
+    return *outputs, *pull_back((weight, last_weight))
+
+
 def exact(a, x, h0, weight, last_weight, reverse):
-    """The oracle's outputs, and the gradients of their weighted sum with respect to a, x and h0; float64."""
+    """The same by the oracle, in float64."""
     a, x, h0, weight, last_weight = map(np.float64, (a, x, h0, weight, last_weight))
     h, last = recurrence.linear_recurrence(a, x, h0, reverse)
     if reverse:
@@ -59,17 +63,10 @@ def exact(a, x, h0, weight, last_weight, reverse):
     ],
 )
 def test_values_and_gradients_equal_the_oracle(shape, kernel, reverse):
-    *inputs, weight, last_weight = arrays(*shape)
-    method = partial(kernel, interpret=True)
-
-    @jax.jit
-    def run(a, x, h0):
-        outputs, pull_back = jax.vjp(lambda *args: linear_recurrence(*args, reverse, method), a, x, h0)
-        return *outputs, *pull_back((weight, last_weight))
-
-    expected = exact(*inputs, weight, last_weight, reverse)
-    for ours, theirs in zip(run(*inputs), expected, strict=True):
-        assert_close(ours, theirs)
+    inputs = arrays(*shape)
+    ours = results(partial(kernel, interpret=True), reverse, *inputs)
+    for values, theirs in zip(ours, exact(*inputs, reverse), strict=True):
+        assert_close(values, theirs)
 
 
 @pytest.mark.wide
@@ -80,14 +77,7 @@ def test_values_and_gradients_equal_the_oracle(shape, kernel, reverse):
 def test_bfloat16(kernel, reverse):
     a, x, h0, weight, last_weight = arrays(2, 37, 5)
     a, x, weight = (v.astype(jnp.bfloat16) for v in (a, x, weight))
-
-    @jax.jit
-    def run(a, x, h0):
-        method = partial(kernel, interpret=True)
-        outputs, pull_back = jax.vjp(lambda *args: linear_recurrence(*args, reverse, method), a, x, h0)
-        return *outputs, *pull_back((weight, last_weight))
-
-    ours = run(a, x, h0)
+    ours = results(partial(kernel, interpret=True), reverse, a, x, h0, weight, last_weight)
     assert [v.dtype for v in ours] == [jnp.bfloat16, jnp.float32, jnp.bfloat16, jnp.bfloat16, jnp.float32]
     expected = exact(*map(np.float32, (a, x, h0, weight, last_weight)), reverse)
     assert_close(ours[1], expected[1])  # the state is not rounded between blocks
@@ -96,19 +86,7 @@ def test_bfloat16(kernel, reverse):
 
 
 @pytest.mark.grid
-@KERNELS
-def test_h0_may_be_left_out_and_half_continued(kernel):
-    a, x, *_ = arrays(2, 21, 3)
-    run = jax.jit(partial(linear_recurrence, method=partial(kernel, interpret=True)))
-    whole, last = run(a, x)
-    _, state = run(a[:, :5], x[:, :5])
-    rest, rest_last = run(a[:, 5:], x[:, 5:], state)
-    assert_close(rest, np.asarray(whole)[:, 5:])
-    assert_close(rest_last, last)
-
-
-@pytest.mark.grid
-@DIRECTIONS
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
     ("kernel", "platform", "call"),
@@ -120,12 +98,7 @@ def test_lowers_to_one_kernel_each_way(kernel, platform, call, dtype, reverse):
         pytest.skip("JAX 0.12 lowers Triton kernels, which it deprecates, only where there is a GPU")
     sequence = jax.ShapeDtypeStruct((2, 131, 37), dtype)
     state = jax.ShapeDtypeStruct((2, 37), jnp.float32)
-
-    def run(a, x, h0, weight):
-        (h, last), pull_back = jax.vjp(lambda *args: linear_recurrence(*args, reverse, kernel), a, x, h0)
-        return h, pull_back((weight, last))
-
-    traced = jax.jit(run).trace(sequence, sequence, state, sequence)
+    traced = results.trace(kernel, reverse, sequence, sequence, state, sequence, state)
     assert traced.lower(lowering_platforms=(platform,)).as_text().count(call) == 2
 
 
@@ -136,12 +109,6 @@ def test_mosaic_compiles_it_for_a_tpu(v5e, shape, dtype):
     device = SingleDeviceSharding(v5e[0])
     sequence = jax.ShapeDtypeStruct(shape, dtype, sharding=device)
     state = jax.ShapeDtypeStruct(shape[::2], jnp.float32, sharding=device)
-
-    def run(a, x, h0, weight):
-        (h, last), pull_back = jax.vjp(
-            lambda *args: linear_recurrence(*args, False, tpu_recurrence), a, x, h0
-        )
-        return h, pull_back((weight, last))
-
-    program = jax.jit(run).lower(sequence, sequence, state, sequence).compile().as_text()
+    lowered = results.lower(tpu_recurrence, False, sequence, sequence, state, sequence, state)
+    program = lowered.compile().as_text()
     assert program.count('custom_call_target="tpu_custom_call"') == 2

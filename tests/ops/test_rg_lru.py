@@ -79,17 +79,6 @@ def test_gradients_equal_central_differences_of_the_definition(shifted):
         assert_equal_differences(jax.jit(jax.grad(loss, range(5)))(*args), oracle, args)
 
 
-def test_what_came_before_a_start_does_not_matter():
-    x, r, i, rate = map(np.float32, arrays(7))
-    starts = np.zeros((2, 7), bool)
-    starts[:, 4] = True
-    h = np.asarray(compiled(x, r, i, rate, np.ones((2, 3), np.float32), starts)[0])
-    np.testing.assert_array_equal(h[:, 4], (i * x)[:, 4])
-    x[:, :4] = 1e30
-    other = np.asarray(compiled(x, r, i, rate, np.zeros((2, 3), np.float32), starts)[0])
-    np.testing.assert_array_equal(other[:, 4:], h[:, 4:])
-
-
 @partial(jax.jit, static_argnames="shifted")
 def value_and_gradients(*args, s=None, shifted=False):
     def loss(args, s):
@@ -150,11 +139,3 @@ def test_second_derivatives_are_finite_where_a_gate_is_0():
 
     found = jax.jit(lambda: (jax.jvp(jax.grad(loss), (r,), (x,))[1], jax.grad(slope)(r)))()
     assert all(np.isfinite(derivative).all() for derivative in found)
-
-
-def test_bfloat16_input_is_summed_in_float32():
-    x, r, i, rate = arrays(127)
-    h, last = compiled(*(v.astype(jnp.bfloat16) for v in (x, r, i)), np.float32(rate))
-    assert h.dtype == jnp.bfloat16
-    assert last.dtype == jnp.float32
-    assert_close(h, recurrence.rg_lru(x, r, i, rate, np.zeros((2, 127), bool)))

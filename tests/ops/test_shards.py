@@ -89,8 +89,7 @@ def test_few_taps(n_taps, ids):
 
 
 @pytest.mark.parametrize(
-    ("reverse", "has_start"),
-    [(False, True), *in_sequence((True, False), (False, False), (True, True))],
+    ("reverse", "has_start"), [(False, True), *in_sequence((True, False), (False, False), (True, True))]
 )
 def test_linear_recurrence(reverse, has_start):
     a = np.tanh(normal(BATCH, LENGTH, 2))
@@ -185,12 +184,7 @@ def test_aft_simple(spread, ids):
 
 @pytest.mark.grid
 @pytest.mark.parametrize(
-    ("shape", "batch"),
-    [
-        ((1, 2, 2), 2),
-        ((2, 1, 2), 3),
-        *in_sequence(((2, 1, 2), 4), ((4, 1, 1), 4)),
-    ],
+    ("shape", "batch"), [((1, 2, 2), 2), ((2, 1, 2), 3), *in_sequence(((2, 1, 2), 4), ((4, 1, 1), 4))]
 )
 def test_rows_are_shared_out_over_the_other_axes_where_these_divide_them(shape, batch):
     arrays = {"x": normal(2, batch, 8), "taps": normal(3, 2, 1, 1), "bias": normal(2, 1, 1)}

@@ -3,7 +3,6 @@
 import loops
 import numpy as np
 import pytest
-import scipy.linalg
 from tolerances import assert_close
 
 
@@ -33,12 +32,6 @@ def test_wrapped_convolutions(n):
     )
 
 
-@pytest.mark.parametrize("length", [1, 7])
-def test_toeplitz(length):
-    h = np.random.default_rng(length).normal(size=length)
-    assert_close(loops.toeplitz(h), scipy.linalg.toeplitz(h, np.zeros(length)))
-
-
 @pytest.mark.parametrize("length", [1, 2, 13, 32, 37])
 def test_online_convolution(length):
     """Inputs that depend on outputs; every input meets every later output in exactly one tile."""
@@ -65,9 +58,7 @@ def test_modal_convolution():
 def test_dft_and_inverse(n):
     rng = np.random.default_rng(n)
     x = rng.normal(size=(3, n)) + 1j * rng.normal(size=(3, n))
-    spectrum = loops.dft(x)
-    np.testing.assert_allclose(spectrum, np.fft.fft(x), atol=1e-12)
-    np.testing.assert_allclose(loops.inverse_dft(spectrum), x, atol=1e-12)
+    np.testing.assert_allclose(loops.dft(x), np.fft.fft(x), atol=1e-12)
     np.testing.assert_allclose(loops.inverse_dft(x), np.fft.ifft(x), atol=1e-12)
 
 
