@@ -68,10 +68,8 @@ def test_the_new_folder_is_a_run(workdir, tmp_path, capsys):
     for words in ("Hankel singular values", "Validation loss and KL", "layer 0, filter 0", "state size 8"):
         assert words in printed
     assert "state size 8 keeps to the bound: the loss changes by" in printed
-    assert (
-        "1 of 1 filter is off by more than 0 (the model hardly uses what is lost): layer 0, filter 0"
-        in printed
-    )
+    off = "1 of 1 filter is off by more than 0 (the model hardly uses what is lost): layer 0, filter 0"
+    assert off in printed
     results = json.loads((folder / "distillation.json").read_text())
     assert results["keeps_to_the_bound"]
     assert (results["state_size"], results["n_modes"], results["step"]) == (8, 4, 6)
@@ -90,17 +88,16 @@ def test_the_new_folder_is_a_run(workdir, tmp_path, capsys):
 
 @pytest.mark.grid
 def test_auto_takes_the_smallest_size_within_the_bound(workdir, tmp_path, capsys):
+    def results(name):
+        return json.loads((tmp_path / name / "distillation.json").read_text())
+
     assert run("distill", workdir, "--output", tmp_path / "a", "--max-loss-increase", 10) == 0
-    assert json.loads((tmp_path / "a" / "distillation.json").read_text())["state_size"] == 4
-    command = ["distill", workdir, "--output", tmp_path / "b", "--max-loss-increase", 0, "--step", "best"]
-    code = run(*command)
+    assert results("a")["state_size"] == 4
+    code = run("distill", workdir, "--output", tmp_path / "b", "--max-loss-increase", 0, "--step", "best")
     captured = capsys.readouterr()
     assert "Validation loss and KL" in captured.out
     if code == 0:  # rounding may go either way
-        assert (
-            json.loads((tmp_path / "b" / "distillation.json").read_text())["after"]["loss"]
-            <= (json.loads((tmp_path / "a" / "distillation.json").read_text())["before"]["loss"])
-        )
+        assert results("b")["after"]["loss"] <= results("a")["before"]["loss"]
     else:
         assert code == 1
         assert "no state size up to 16 keeps the loss within 0 nats" in captured.err

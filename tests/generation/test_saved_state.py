@@ -21,22 +21,28 @@ from hyena_jax.system.trees import named_leaves
 pytestmark = pytest.mark.xdist_group("saved_state")  # its tests share a model
 
 
+def built(*pattern, **options):
+    sizes = {"n_layers": len(pattern), "d_model": 8, "d_ff": 8, "max_len": 90, "vocab_size": 11}
+    module = models.build(LanguageModelConfig(pattern=pattern, **sizes, **options))
+    return module, jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
+
+
+def written(path, module, params):
+    """A state that was saved, its file, and its origin."""
+    prompted = prefill(module, params, [np.array([3, 1, 4]), np.array([1])])
+    origin = saved_state.origin(module.config, params)
+    saved_state.save_state(path, prompted, origin)
+    return prompted, path, origin
+
+
 @pytest.fixture(scope="module")
 def model():
-    config = LanguageModelConfig(
-        pattern=(HyenaConfig(), HawkConfig()), n_layers=2, d_model=8, d_ff=8, max_len=90, vocab_size=11
-    )
-    module = models.build(config)
-    return module, jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
+    return built(HyenaConfig(), HawkConfig())
 
 
 @pytest.fixture
 def saved(model, tmp_path):
-    module, params = model
-    prompted = prefill(module, params, [np.array([3, 1, 4]), np.array([1])])
-    origin = saved_state.origin(module.config, params)
-    saved_state.save_state(tmp_path / "state", prompted, origin)
-    return prompted, tmp_path / "state", origin
+    return written(tmp_path / "state", *model)
 
 
 def test_a_saved_state_goes_on_as_if_it_had_not_been_saved(model, saved):
@@ -139,10 +145,8 @@ def with_first(change):
 
 
 CHANGES = {
-    "a context of 0": (about(context=0), "context must be in 3..90, got 0"),
     "a long context": (about(context=10**12), "context must be in 3..90"),
     "no context": (about(context=None), "context must be in 3..90, got None"),
-    "a context of another type": (about(context=True), "context must be in 3..90, got True"),
     "no rows": (about(rows=0), "rows must be in 1.."),
     "fewer rows": (about(rows=1), r"logits must be F32 \[1, 11\], got 'F32 \[2, 11\]'"),
     "more rows": (about(rows=3), "cannot be read: .*read/2"),
@@ -156,14 +160,12 @@ CHANGES = {
     "without a prompt": (without("read/0"), "cannot be read: .*read/0"),
     "without a part of the state": (without("state/first"), r"state/first must be I32 .*, got 'absent'"),
     "another array": (changed(x=np.zeros(2)), "x must be absent, got 'F64"),
-    "logits of another shape": (changed(logits=np.zeros((2, 12), np.float32)), r"\[2, 11\], got"),
     "logits of another dtype": (changed(logits=np.zeros((2, 11))), "logits must be F32"),
     "NaN": (changed(logits=np.full((2, 11), np.nan, np.float32)), "a number everywhere"),
     "another shape": (with_first(lambda x: x[..., :1].copy()), "must be F32"),
     "another dtype": (with_first(lambda x: x.astype(np.float64)), "must be F32"),
     "a dtype that NumPy lacks": (with_first(lambda x: x.astype(ml_dtypes.float8_e4m3fn)), "got 'F8_E4M3"),
     "tokens that are none": (changed(read_0=np.array([3, 99, 4], np.int32)), "prompt token must be"),
-    "tokens of another dtype": (changed(read_0=np.array([3.0, 1, 4])), "read/0 must be I32"),
     "tokens of two axes": (changed(read_0=np.ones((3, 1), np.int32)), r"read/0 must be I32 \[3\]"),
     "an empty prompt": (changed(read_1=np.zeros(0, np.int32)), "at least one token"),
     "more tokens than context": (changed(read_1=np.zeros(91, np.int32)), "context must be in 91..90"),
@@ -183,7 +185,6 @@ def test_a_state_that_is_not_the_models_is_refused(model, saved, tmp_path, chang
     [
         (None, "must be a short text, got ''"),
         ({"step": "3"}, "must be a short text, got ''"),
-        ({"saved_state": "[]"}, r"must be an object with .*, got \[\]"),
         ({"saved_state": "3"}, "must be an object with .*, got 3"),
         ({"saved_state": "{"}, "not JSON"),
     ],
@@ -229,14 +230,9 @@ def test_a_full_disk_leaves_the_file_as_it_was(saved, monkeypatch):
     ],
 )
 def test_dtypes_of_states_are_kept(tmp_path, mixer, options, name):
-    config = LanguageModelConfig(
-        pattern=(mixer,), n_layers=1, d_model=8, d_ff=8, max_len=16, vocab_size=11, **options
-    )
-    module = models.build(config)
-    params = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
-    prompted, origin = prefill(module, params, [np.array([3, 1, 4])]), saved_state.origin(config, params)
-    saved_state.save_state(tmp_path / "state", prompted, origin)
-    loaded = saved_state.load_state(tmp_path / "state", module, params, origin)
+    model = built(mixer, **options)
+    prompted, path, origin = written(tmp_path / "state", *model)
+    loaded = saved_state.load_state(path, *model, origin)
     assert name in {leaf.dtype.name for leaf in jax.tree.leaves(prompted.state)}
     chex.assert_trees_all_equal(loaded, prompted)
     chex.assert_trees_all_equal_dtypes(loaded.state, prompted.state)

@@ -36,9 +36,8 @@ UNIFORM = 3**-0.5  # standard deviation of the uniform distribution on -1..1
 
 @cache
 def init(name: str) -> dict:
-    return jax.device_get(
-        jax.jit(MIXERS[name].init)(jax.random.key(0), np.zeros((1, 1, D), np.float32))["params"]
-    )
+    x = np.zeros((1, 1, D), np.float32)
+    return jax.device_get(jax.jit(MIXERS[name].init)(jax.random.key(0), x)["params"])
 
 
 @pytest.mark.grid
@@ -134,13 +133,6 @@ def test_out_dropout_is_on_the_input_of_the_last_projection_alone():
     assert found == {(0, 0), (0, 2), (2, 0), (2, 2)}
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (HyenaConfig(n_heads=3), "n_heads must be a divisor of inner_factor \\* d_model=8, got 3"),
-        (HyenaConfig(n_blocks=3), "n_blocks must be a divisor of max_len=16, got 3"),
-    ],
-)
-def test_what_does_not_fit_is_refused(config, message):
-    with pytest.raises(ValueError, match=message):
-        jax.eval_shape(Hyena(8, 16, config).init, jax.random.key(0), jnp.zeros((1, 16, 8)))
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="n_blocks must be a divisor of max_len=16, got 3"):
+        jax.eval_shape(Hyena(8, 16, HyenaConfig(n_blocks=3)).init, jax.random.key(0), jnp.zeros((1, 16, 8)))

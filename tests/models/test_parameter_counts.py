@@ -28,19 +28,9 @@ def count(config) -> int:
 def test_gated_variant_of_hyena():
     """Embedding, positions and an untied head with bias, but no final norm."""
     config = LanguageModelConfig(
-        pattern=(GatedHyenaConfig(),),
-        n_layers=2,
-        d_model=64,
-        ffn="gelu",
-        d_ff=256,
-        final_norm="none",
-        max_len=256,
-        vocab_size=1000,
-        learned_positions=True,
-        tied_head=False,
-        head_bias=True,
-        init="torch",
-    )
+        pattern=(GatedHyenaConfig(),), n_layers=2, d_model=64, ffn="gelu", d_ff=256, final_norm="none",
+        max_len=256, vocab_size=1000, learned_positions=True, tied_head=False, head_bias=True, init="torch",
+    )  # fmt: skip
     assert count(config) == 286_952
 
 
@@ -48,18 +38,10 @@ def test_gated_variant_of_hyena():
 def test_fastmax_on_mnist(head):
     """Heads without bias, an output projection with one."""
     config = ImageClassifierConfig(
-        pattern=(FastmaxConfig(n_heads=5, standardize=False, causal=False),),
-        n_layers=3,
-        d_model=15,
-        ffn="relu",
-        d_ff=24,
-        image_size=(28, 28),
-        channels=1,
-        n_classes=10,
-        patch_size=(5, 5),
-        head=head,
+        pattern=(FastmaxConfig(n_heads=5, standardize=False, causal=False),), n_layers=3, d_model=15,
+        ffn="relu", d_ff=24, image_size=(28, 28), channels=1, n_classes=10, patch_size=(5, 5), head=head,
         init="xavier",
-    )
+    )  # fmt: skip
     assert config.max_len == 25
     assert count(config) == 6_157
 
@@ -78,14 +60,7 @@ def test_vit_b_and_its_hyena(mixer, size):
     """The sizes of ViT-B are published; positions, the head on the mean over the patches, and the shape of
     Hyena's filters (two directions, the defaults of `ImplicitFilterConfig`) are ours."""
     config = ImageClassifierConfig(
-        pattern=(mixer,),
-        n_layers=12,
-        d_model=768,
-        ffn="gelu",
-        d_ff=3072,
-        image_size=(224, 224),
-        channels=3,
-        n_classes=1000,
-        patch_size=(16, 16),
-    )
+        pattern=(mixer,), n_layers=12, d_model=768, ffn="gelu", d_ff=3072, image_size=(224, 224), channels=3,
+        n_classes=1000, patch_size=(16, 16),
+    )  # fmt: skip
     assert count(config) == size

@@ -22,27 +22,16 @@ from tolerances import assert_close
 from hyena_jax import models
 from hyena_jax.config import (
     MIXER_CONFIGS,
-    AFTConvConfig,
-    AFTFullConfig,
-    AFTLocalConfig,
     AFTSimpleConfig,
     AttentionConfig,
     FastmaxConfig,
-    GatedDelta2Config,
-    GatedDeltaConfig,
-    GatedHyenaConfig,
-    H3Config,
     HawkConfig,
     HyenaConfig,
     ImageClassifierConfig,
     ImplicitFilterConfig,
-    KDAConfig,
     LanguageModelConfig,
     LocalAttentionConfig,
-    Mamba2Config,
-    Mamba3Config,
     RealModalFilterConfig,
-    RWKV7Config,
     ShortFilterConfig,
     load_plugin,
 )
@@ -53,19 +42,11 @@ AXES = ("data", "fsdp", "sequence")
 FILTER = ImplicitFilterConfig(emb_dim=3, width=4)
 CONFIG = LanguageModelConfig(
     pattern=(
-        HyenaConfig(filter=FILTER),
-        HawkConfig(gate_blocks=2),
-        LocalAttentionConfig(n_heads=2, window=5),
-        FastmaxConfig(n_heads=2),
-        AFTSimpleConfig(),
+        HyenaConfig(filter=FILTER), HawkConfig(gate_blocks=2), LocalAttentionConfig(n_heads=2, window=5),
+        FastmaxConfig(n_heads=2), AFTSimpleConfig(),
     ),
-    n_layers=5,
-    d_model=8,
-    d_ff=8,
-    max_len=16,
-    vocab_size=11,
-    learned_positions=True,
-)
+    n_layers=5, d_model=8, d_ff=8, max_len=16, vocab_size=11, learned_positions=True,
+)  # fmt: skip
 OTHERS = {
     "hyena": HyenaConfig(order=3, gating="conv_first", n_heads=2, n_blocks=2, filter=FILTER),
     "hyena_short": HyenaConfig(filter=ShortFilterConfig(5), filter_groups=2, short_bias=False),
@@ -73,21 +54,18 @@ OTHERS = {
         filter=RealModalFilterConfig(2), filter_groups=4, in_bias=False, skip=False
     ),
     "hyena_lfm2": HyenaConfig(filter=ShortFilterConfig(3), short_filter_len=0, skip=False, out_bias=False),
-    "gated_hyena": GatedHyenaConfig(),
-    "h3": H3Config(head_dim=2, n_taps=5),
-    "s4d": MIXER_CONFIGS["s4d"](),
-    "fir": MIXER_CONFIGS["fir"](),
-    "annotated_hyena": MIXER_CONFIGS["annotated_hyena"](),
+    **{name: MIXER_CONFIGS[name]() for name in ("gated_hyena", "s4d", "fir", "annotated_hyena")},
+    "h3": MIXER_CONFIGS["h3"](head_dim=2, n_taps=5),
     "attention": AttentionConfig(2, rotary_fraction=0.5),
-    "gated_delta": GatedDeltaConfig(2, factors=2, chunk=3),
-    "kda": KDAConfig(2, chunk=3),
-    "gated_delta2": GatedDelta2Config(2, chunk=3),
-    "rwkv7": RWKV7Config(2, 2, 2, 2, 2, chunk=3),
-    "mamba2": Mamba2Config(2, d_state=5, chunk=3),
-    "mamba3": Mamba3Config(2, d_state=6, n_inputs=2, chunk=3),
-    "aft_full": AFTFullConfig(rank=3),
-    "aft_local": AFTLocalConfig(rank=3, window=5),
-    "aft_conv": AFTConvConfig(n_heads=2, n_taps=5),
+    "gated_delta": MIXER_CONFIGS["gated_delta"](2, factors=2, chunk=3),
+    "kda": MIXER_CONFIGS["kda"](2, chunk=3),
+    "gated_delta2": MIXER_CONFIGS["gated_delta2"](2, chunk=3),
+    "rwkv7": MIXER_CONFIGS["rwkv7"](2, 2, 2, 2, 2, chunk=3),
+    "mamba2": MIXER_CONFIGS["mamba2"](2, d_state=5, chunk=3),
+    "mamba3": MIXER_CONFIGS["mamba3"](2, d_state=6, n_inputs=2, chunk=3),
+    "aft_full": MIXER_CONFIGS["aft_full"](rank=3),
+    "aft_local": MIXER_CONFIGS["aft_local"](rank=3, window=5),
+    "aft_conv": MIXER_CONFIGS["aft_conv"](n_heads=2, n_taps=5),
 }
 
 
@@ -117,8 +95,7 @@ def assert_layouts_agree(config: LanguageModelConfig, mesh: Mesh, rows: int) -> 
     with jax.set_mesh(mesh):
         tokens = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(None, "sequence")))
         actual = logits_and_gradients(models.build(config, "sequence"), params, tokens)
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert_close(a, b)
+    jax.tree.map(assert_close, actual, expected)
 
 
 @pytest.mark.sequence
@@ -170,8 +147,7 @@ def test_a_training_step_with_recomputed_blocks_and_a_loss_in_parts_is_the_same(
         sums = jax.jit(make_eval_step(model))(params, {**data, "weights": jnp.ones((3, 16))})
     assert float(ours["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-6)
     assert float(sums["nats"].sum() / 48) == pytest.approx(float(metrics["loss"]), rel=1e-6)
-    for a, b in zip(jax.tree.leaves(actual.params), jax.tree.leaves(expected.params), strict=True):
-        assert_close(a, b)
+    jax.tree.map(assert_close, actual.params, expected.params)
 
 
 @pytest.mark.sequence

@@ -2,42 +2,36 @@
 
 from cases.case import MAX_LEN, Case, D, make_case
 from hyena_jax.config import (
+    FILTER_CONFIGS,
     AnnotatedHyenaConfig,
-    CKConvFilterConfig,
-    ExplicitFilterConfig,
     FilterConfig,
     FIRConfig,
-    FNOFilterConfig,
     GatedHyenaConfig,
     H3Config,
     HyenaConfig,
     ImplicitFilterConfig,
     LookupFilterConfig,
-    ModalFilterConfig,
     RealModalFilterConfig,
     S4DConfig,
     S4DFilterConfig,
     ShortFilterConfig,
-    SirenFilterConfig,
-    STUFilterConfig,
-    TransferFunctionFilterConfig,
     WindowedFilterConfig,
 )
 
 IMPLICIT = ImplicitFilterConfig(emb_dim=5, width=8)
 FILTERS = {
-    "siren": SirenFilterConfig(width=8, n_hidden=1, frequency=20.0),
-    "windowed": WindowedFilterConfig(),
-    "explicit": ExplicitFilterConfig(n_taps=9),
-    "short": ShortFilterConfig(n_taps=3),
-    "ckconv": CKConvFilterConfig(emb_dim=5, width=8),
-    "fno": FNOFilterConfig(n_modes=8),
-    "transfer_function": TransferFunctionFilterConfig(n_state=2),
-    "s4d": S4DFilterConfig(n_state=4),
-    "modal": ModalFilterConfig(n_modes=3),
-    "real_modal": RealModalFilterConfig(n_modes=3),
-    "lookup": LookupFilterConfig(width=5),
-    "stu": STUFilterConfig(n_vectors=4),
+    "siren": {"width": 8, "n_hidden": 1, "frequency": 20.0},
+    "windowed": {},
+    "explicit": {"n_taps": 9},
+    "short": {"n_taps": 3},
+    "ckconv": {"emb_dim": 5, "width": 8},
+    "fno": {"n_modes": 8},
+    "transfer_function": {"n_state": 2},
+    "s4d": {"n_state": 4},
+    "modal": {"n_modes": 3},
+    "real_modal": {"n_modes": 3},
+    "lookup": {"width": 5},
+    "stu": {"n_vectors": 4},
 }
 
 
@@ -111,7 +105,10 @@ OPTIONS = {
     "hyena_short_in_blocks": hyena_case(
         ShortFilterConfig(5, deviation=0.3), n_blocks=8, max_len=128, filter_groups=2
     ),
-    **{f"hyena_{name}_filter": hyena_case(config, order=3) for name, config in FILTERS.items()},
+    **{
+        f"hyena_{name}_filter": hyena_case(FILTER_CONFIGS[name](**options), order=3)
+        for name, options in FILTERS.items()
+    },
     # With documents, too.
     "annotated_hyena_short": annotated_case(AnnotatedHyenaConfig(filter=ShortFilterConfig(3))),
     "gated_hyena_short": gated_case(GatedHyenaConfig(filter=ShortFilterConfig(3))),
