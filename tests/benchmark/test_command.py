@@ -34,20 +34,9 @@ from hyena_jax.tasks.arithmetic import CountingConfig
 from hyena_jax.training.loss import cross_entropy
 
 QUICK = ["--seconds", "0.01", "--least-runs", "2"]
-CONFIG = """
-from hyena_jax.config import *
-
-def get_config(variant="text"):
-    alone = ParallelConfig(devices=1)
-    small = dict(pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8)
-    if variant == "images":
-        model, data = ImageClassifierConfig(**small), ImagesConfig(batch_size=4)
-        return Experiment(model=model, data=data, parallel=alone)
-    return Experiment(
-        model=LanguageModelConfig(**small, max_len=24), data=TextConfig(seq_len=24, batch_size=4),
-        optimizer=AdamWConfig(groups=(NO_DECAY,)), parallel=alone,
-    )
-"""
+ATTENTION = {"pattern": (AttentionConfig(2),), "n_layers": 1, "d_model": 8, "d_ff": 8}
+SMALL = ["--model.pattern", "attention", "--model.pattern.0.n-heads", 2, "--parallel.devices", 1]
+SMALL += ["--model.n-layers", 1, "--model.d-model", 8, "--model.d-ff", 8]
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -132,13 +121,6 @@ def _small_roofline(monkeypatch):
 
 
 @pytest.fixture
-def config(tmp_path):
-    path = tmp_path / "small.py"
-    path.write_text(CONFIG)
-    return path
-
-
-@pytest.fixture
 def plugin(tmp_path, own_parts):
     """A file that registers parts."""
     path = tmp_path / "mine.py"
@@ -157,16 +139,13 @@ def results_of(folder):
 
 @pytest.mark.grid
 def test_operators_write_a_table_numbers_and_a_plot(tmp_path, capsys):
-    folder = tmp_path / "new"
+    folder, names = tmp_path / "new", ["fir", "attention"]
     sizes = ["--lengths", 32, 16, "--d-model", 8, "--batch-size", 2]
-    mixers = ["--mixers", "fir", "attention"]
-    assert run("operators", *mixers, *sizes, *QUICK, "--output", folder) == 0
+    assert run("operators", "--mixers", *names, *sizes, *QUICK, "--output", folder) == 0
     captured = capsys.readouterr()
-    names = ["fir", "attention"]
     rows = results_of(folder)["rows"]
-    assert [(row["method"], row["length"]) for row in rows] == [
-        (n, length) for length in (16, 32) for n in names
-    ]
+    expected = [(name, length) for length in (16, 32) for name in names]
+    assert [(row["method"], row["length"]) for row in rows] == expected
     for row in rows:
         long = row["method"] == "fir"
         assert list(row["passes"]) == ["forward", "forward_backward"] + ["filter"] * long
@@ -265,19 +244,19 @@ def test_live_memory_sees_what_a_run_takes():
 
 
 @pytest.mark.grid
-def test_a_model_of_text(config, tmp_path, capsys):
+def test_a_model_of_text(tmp_path, capsys):
     folder = tmp_path / "new"
-    assert run("model", config, "--seq-len", 8, *QUICK, "--output", folder) == 0
+    assert run("model", "quickstart", *SMALL, "--seq-len", 8, *QUICK, "--output", folder) == 0
     rows = results_of(folder)["rows"]
     assert [row["length"] for row in rows] == [8]
     assert list(rows[0]["passes"]) == ["forward", "loss_and_gradient", "train_step"]
     assert "tokens/s" in capsys.readouterr().out
 
 
-def test_flags_change_the_model_that_is_timed(config, tmp_path, monkeypatch):
+def test_flags_change_the_model_that_is_timed(monkeypatch):
     seen = []
     monkeypatch.setattr(runner, "run", lambda benchmark, settings, report: seen.append(settings))
-    assert run("model", config, "--model.pattern", "hawk,attention", "--model.d-model", 16) == 0
+    assert run("model", "quickstart", "--model.pattern", "hawk,attention", "--model.d-model", 16) == 0
     model = seen[0].experiment.model
     assert [type(mixer).__name__ for mixer in model.pattern] == ["HawkConfig", "AttentionConfig"]
     assert model.d_model == 16
@@ -285,21 +264,13 @@ def test_flags_change_the_model_that_is_timed(config, tmp_path, monkeypatch):
     assert flags(seen[0])["experiment"]["model"]["d_model"] == 16
 
 
-@pytest.mark.grid
-def test_a_model_of_images(config, capsys):
-    assert run("model", f"{config}:images", "--batch-size", 8, *QUICK) == 0
-    assert "images/s" in capsys.readouterr().out
-
-
-IMAGES = ImageClassifierConfig(pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8)
-
-
 def test_images_have_the_sizes_that_the_config_says(tmp_path):
     """A known data set fills in and refuses as in training; a folder is read where the model lacks sizes."""
-    data = ImagesConfig(batch_size=4)
-    known = examples_of(Experiment(model=IMAGES, data=data), (), 256).experiment.model
-    assert (known.image_size, known.channels, known.n_classes) == ((8, 8), 1, 10)
-    large = dataclasses.replace(IMAGES, image_size=(32, 16), channels=3, n_classes=7)
+    data, model = ImagesConfig(batch_size=4), ImageClassifierConfig(**ATTENTION)
+    found = examples_of(Experiment(model=model, data=data), (), 256)
+    known = found.experiment.model
+    assert (found.unit, known.image_size, known.channels, known.n_classes) == ("image", (8, 8), 1, 10)
+    large = dataclasses.replace(model, image_size=(32, 16), channels=3, n_classes=7)
     with pytest.raises(UserError, match=r"model.image_size must be the data's \(8, 8\), got \(32, 16\)"):
         examples_of(Experiment(model=large, data=data), (), 256)
     absent = dataclasses.replace(data, path=str(tmp_path / "absent"))
@@ -308,7 +279,7 @@ def test_images_have_the_sizes_that_the_config_says(tmp_path):
     (make,) = found.batches.values()
     assert make()["inputs"].shape == (4, 32, 16, 3)
     with pytest.raises(UserError, match="absent"):
-        examples_of(Experiment(model=IMAGES, data=absent), (), 256)
+        examples_of(Experiment(model=model, data=absent), (), 256)
 
 
 @pytest.mark.grid
@@ -328,9 +299,8 @@ def test_decoding(tmp_path, capsys):
 
 
 def test_the_table_of_decoding_has_milliseconds_a_token_and_tokens_of_all_sequences():
-    measured = dict.fromkeys(
-        ("trace_seconds", "lower_seconds", "compile_seconds", "compiled_bytes", "live_bytes")
-    )
+    parts = ("trace_seconds", "lower_seconds", "compile_seconds", "compiled_bytes", "live_bytes")
+    measured = dict.fromkeys(parts)
     seconds = {"median": 0.02, "lower": 0.0185, "upper": 0.25, "runs": 5, "dispatch": None}
     passes = {key: {**measured, "seconds": seconds} for key in ("prefill", "step")}
     row = {"method": "hyena", "context": 1024, "batch": 3, "passes": passes, "state_bytes": 3 * 2**19}
@@ -354,9 +324,7 @@ def test_a_mixer_of_the_users_is_timed_and_said_not_to_be_checked(plugin, tmp_pa
 
 
 def test_a_model_s_gradient_drops_out_and_its_units_are_tokens(monkeypatch):
-    model = LanguageModelConfig(
-        pattern=(AttentionConfig(2),), n_layers=1, d_model=8, d_ff=8, max_len=8, dropout=0.5
-    )
+    model = LanguageModelConfig(**ATTENTION, max_len=8, dropout=0.5)
     examples = examples_of(Experiment(model=model, data=CountingConfig(seq_len=8, batch_size=4)), None, None)
     monkeypatch.setattr(benchmark_model, "jit_program", lambda function, *args: jax.jit(function)(*args))
     monkeypatch.setattr(benchmark_model, "_train_step", lambda *_: None)
@@ -486,7 +454,6 @@ def test_a_function_is_checked_before_it_is_timed(functions, capsys):
         ("def make_inputs(size): return 'text', None", "must be a tuple of arrays of numbers, got 'str'"),
         ("def oracle(x, i): return x[:1]", "a result of oracle must be of the shape (4, 3), got (1, 3)"),
         ("def oracle(x, i): return np.full(x.shape, object())", "error: oracle failed: TypeError"),
-        ("def oracle(x, i): return np.full(x.shape, 'a')", "error: oracle failed: UFuncTypeError"),
         ("def oracle(x, i): raise SystemExit(0)", "error: oracle failed: SystemExit: 0 ("),
         ("def make_inputs(size): raise GeneratorExit", "make_inputs(4) failed: GeneratorExit: ("),
         ("def make_inputs(size): return (np.zeros(3, 'f4,f4'),)", "make_inputs(4) failed: TypeError"),
@@ -503,10 +470,8 @@ WRONG = {
     "no name": ("function {tmp}/absent.py", "target must be FILE.py:NAME, or FILE.py:NAME,NAME, got"),
     "size": ("function {tmp}/absent.py:f --sizes 0", "--sizes must be at least 1, got 0"),
     "profile": ("operators --profile {tmp}/notes.txt", "--profile must be a folder that can be written ('"),
-    "profile below a file": ("operators --profile {tmp}/notes.txt/a", "notes.txt': Not a directory), got"),
     "mixer": ("operators --mixers hynea", "mixer 'hynea' is unknown (did you mean 'hyena'?"),
     "length": ("operators --lengths 0", "lengths must be at least 1, got 0"),
-    "no length": ("operators --lengths", "--lengths must be followed by a value"),
     "batch": ("operators --batch-size -1", "--batch-size must be at least 1, got -1"),
     "width": ("operators --mixers attention --d-model 6", "n_heads must be a divisor of d_model=6, got 4"),
     "dtype": ("operators --dtype float31", "dtype 'float31' is unknown (did you mean 'float32'?)"),
@@ -518,12 +483,8 @@ WRONG = {
     "sequence": ("model quickstart --seq-len 129", "--seq-len must be at most model.max_len=128, got 129"),
     "rows": ("model quickstart --batch-size 0", "--batch-size must be at least 1"),
     "sequence of images": ("model images --seq-len 9", "--seq-len must be absent with images"),
-    "new tokens": (
-        "decode --contexts 16 64 --n-new 16",
-        "--n-new must be in 2..15, below every context, got 16",
-    ),
+    "new tokens": ("decode --contexts 16 64 --n-new 16", "must be in 2..15, below every context, got 16"),
     "layers": ("decode --n-layers 0", "--n-layers must be at least 1"),
-    "not causal": ("decode --mixers lstm", "mixer 'lstm' is unknown"),
 }
 
 
@@ -538,11 +499,8 @@ def test_wrong_input_is_one_line_and_code_2(arguments, message, tmp_path, capsys
 
 
 def test_the_plot_takes_what_was_not_measured(tmp_path):
-    panels = [
-        results.Panel("time", "ms", {"a": {8: 1.0}, "b": {}}),
-        results.Panel("memory", "MiB", {"a": {8: 0.0}}),
-    ]
-    results.draw_picture(
-        tmp_path / "plot.png", results.Picture("title", "length", panels), machine.describe_machine()
-    )
+    times = results.Panel("time", "ms", {"a": {8: 1.0}, "b": {}})
+    memory = results.Panel("memory", "MiB", {"a": {8: 0.0}})
+    picture = results.Picture("title", "length", [times, memory])
+    results.draw_picture(tmp_path / "plot.png", picture, machine.describe_machine())
     assert (tmp_path / "plot.png").exists()

@@ -1,4 +1,4 @@
-"""`hyena-jax bench compare`: verdicts on synthetic times of known ratio and noise, and two real commits."""
+"""`hyena-jax bench compare`: verdicts on synthetic times of known ratio and noise, and real commits."""
 
 import json
 import math
@@ -40,54 +40,38 @@ def run(*arguments) -> int:
     return main(["bench", "compare", *map(str, arguments)])
 
 
-def verdicts(ratio, n_processes, n_rows, n_comparisons, noise=0.02, between=0.03, runs=9):
-    """Of every comparison the verdicts on its rows. Several processes also differ from one another."""
+def compared(ratio, n_processes, n_rows, n_comparisons, runs):
+    """The rows of every comparison. Several processes also differ from one another."""
     rng, found = np.random.default_rng(0), []
+    between = 0.03 if n_processes > 1 else 0.0
     for _ in range(n_comparisons):
         sides = []
         for factor in (1.0, ratio):
-            each = (
-                between * rng.standard_normal((n_processes, n_rows))
-                if n_processes > 1
-                else np.zeros((1, n_rows))
-            )
-            sides.append([made(factor * np.exp(logs), noise, runs, rng) for logs in each])
-        found.append([one.verdict for one in comparison.differences(*sides)])
+            each = between * rng.standard_normal((n_processes, n_rows))
+            sides.append([made(factor * np.exp(logs), 0.02, runs, rng) for logs in each])
+        found.append(comparison.differences(*sides))
     return found
+
+
+def verdicts(*arguments):
+    return [[one.verdict for one in rows] for rows in compared(*arguments)]
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize(("n_processes", "runs"), [(1, 5), (1, 40), (5, 5)])
 def test_equal_programs_differ_in_five_percent_of_tables(n_processes, runs):
-    found = verdicts(1.0, n_processes, 3, 400, runs=runs)
+    found = verdicts(1.0, n_processes, 3, 400, runs)
     wrong = np.mean([set(rows) != {comparison.UNSEEN} for rows in found])
     # 0.05 is allowed; three standard deviations of a rate of 0.05 in 400 are 0.033.
     assert wrong < 0.083
-    slower, faster = (
-        np.mean([kind in rows for rows in found]) for kind in (comparison.SLOWER, comparison.FASTER)
-    )
-    assert slower < 0.06
-    assert faster < 0.06
+    for kind in (comparison.SLOWER, comparison.FASTER):
+        assert np.mean([kind in rows for rows in found]) < 0.06
 
 
 @pytest.mark.parametrize(("n_processes", "runs"), [(1, 20), (5, 5)])
 def test_a_difference_as_large_as_the_visible_one_is_seen_in_four_of_five(n_processes, runs):
-    rng = np.random.default_rng(1)
-    sides = [[made([1.0], 0.02, runs, rng) for _ in range(max(n_processes, 40))] for _ in range(2)]
-    if n_processes == 1:
-        visible = np.median(
-            [comparison.differences([a], [b])[0].visible for a, b in zip(*sides, strict=True)]
-        )
-        found = verdicts(visible, 1, 1, 200, runs=runs)
-    else:
-        processes = [
-            [made([np.exp(0.03 * rng.standard_normal())], 0.02, runs, rng) for _ in range(2 * n_processes)]
-            for _ in range(40)
-        ]
-        visible = np.median(
-            [comparison.differences(x[:n_processes], x[n_processes:])[0].visible for x in processes]
-        )
-        found = verdicts(visible, n_processes, 1, 200, runs=runs)
+    visible = np.median([row.visible for (row,) in compared(1.0, n_processes, 1, 40, runs)])
+    found = verdicts(visible, n_processes, 1, 200, runs)
     seen = np.mean([rows == [comparison.SLOWER] for rows in found])
     assert 0.65 < seen < 0.95
     assert all(rows != [comparison.FASTER] for rows in found)
@@ -195,73 +179,14 @@ def test_results_of_earlier_versions_are_read():
     """A row of `decode` without passes, one of `model` without its method, and a file without its kind."""
     seconds = summarize([1.0, 1.0, 1.0]).__dict__
     row = {"method": "hawk", "context": 1024, "batch": 1, "prefill": {"seconds": seconds}, "step": seconds}
-    assert list(comparison.times_by_program({"rows": [row]})) == [
-        ("hawk, context 1,024, batch 1", "prefill"),
-        ("hawk, context 1,024, batch 1", "step"),
-    ]
-    model = {
-        "settings": {"config": "quickstart"},
-        "rows": [{"length": 8, "passes": {"f": {"seconds": seconds}}}],
-    }
+    name = "hawk, context 1,024, batch 1"
+    assert list(comparison.times_by_program({"rows": [row]})) == [(name, "prefill"), (name, "step")]
+    rows = [{"length": 8, "passes": {"f": {"seconds": seconds}}}]
+    model = {"settings": {"config": "quickstart"}, "rows": rows}
     assert list(comparison.times_by_program(model)) == [("quickstart, length 8", "f")]
     old = made([1.0], command="hyena-jax bench operators")
     del old["benchmark"]
     comparison.require_comparable(old, made([1.0]), False)
-
-
-@pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """A repository of this package with two commits; in the second, AFT simple also sorts its input often."""
-    root, package = tmp_path / "repository", Path(comparison.__file__).parents[1]
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(package, root / "hyena_jax", ignore=ignored)
-    shutil.copytree(package.parent / "configs", root / "configs", ignore=ignored)
-    file = root / "hyena_jax" / "mixers" / "aft.py"
-    for name, value in (("GIT_AUTHOR", "a"), ("GIT_COMMITTER", "a")):
-        monkeypatch.setenv(f"{name}_NAME", value)
-        monkeypatch.setenv(f"{name}_EMAIL", value)
-    git = ["git", "-C", str(root)]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-    for text in (file.read_text(), SLOW.format(before=file.read_text())):
-        file.write_text(text)
-        subprocess.run([*git, "add", "-A"], check=True)
-        subprocess.run([*git, "commit", "--quiet", "-m", "a step"], check=True)
-    monkeypatch.chdir(root)
-    return root
-
-
-SLOW = """{before}
-
-_quick = AFTSimple.mix
-
-
-def _slow(self, x, seq, deterministic):
-    import jax
-    import jax.numpy as jnp
-
-    more = jax.lax.fori_loop(0, 200, lambda i, y: jnp.sort(-y, axis=1), jax.lax.stop_gradient(x))
-    return _quick(self, x, seq, deterministic) + 0 * more
-
-
-AFTSimple.mix = _slow
-"""
-
-
-@pytest.mark.grid
-def test_two_commits(repository, capsys):
-    folder = Path("kept")  # of the caller, not of a work tree
-    sizes = "--lengths 64 --d-model 16 --seconds 0.05 --least-runs 5"
-    asked = ["HEAD~1", "HEAD", "--bench", f"operators --mixers aft_simple {sizes}", "--rounds", 2]
-    assert run(*asked, "--output", folder, "--threshold", 0.5, "--json") in (0, 1)  # two rounds see only much
-    forward = json.loads(capsys.readouterr().out)[0]
-    assert forward["row"] == "aft_simple, length 64"
-    assert forward["ratio"] > 2
-    assert sorted(path.name for path in folder.iterdir()) == ["a", "b"]
-    assert {path.name for path in (folder / "a").iterdir()} == {"1", "2"}
-    listed = subprocess.run(["git", "worktree", "list"], check=True, capture_output=True, text=True).stdout
-    assert len(listed.splitlines()) == 1
-    assert run("HEAD", "HEAD", "--bench", "operators --mixers hynea", "--rounds", 2) == 2
-    assert "mixer 'hynea' is unknown (did you mean 'hyena'?" in capsys.readouterr().err
 
 
 def test_commits_that_are_not_there(tmp_path, monkeypatch, capsys):
@@ -297,23 +222,36 @@ def slow(x):
 @pytest.mark.grid
 def test_functions_of_files_and_commits_of_ones_own_repository(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    own, git = Path("own.py"), ["git", "-c", "user.name=a", "-c", "user.email=a"]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-    for text in (OWN, OWN.replace("return 2 * x", "return slow(x)")):
-        own.write_text(text)
-        subprocess.run([*git, "add", "-A"], check=True)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a"]
+
+    def commit(name, text):
+        Path(name).write_text(text)
+        subprocess.run([*git, "add", name], check=True)
         subprocess.run([*git, "commit", "--quiet", "-m", "a step"], check=True)
+
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    commit("own.py", OWN)
+    commit("own.py", OWN.replace("return 2 * x", "return slow(x)"))
     sizes = "--sizes 256 --no-gradients --seconds 0.02 --least-runs 5"
     shared = ("--rounds", 2, "--threshold", 0.5, "--json")
-    shutil.copy(own, "slow.py")
-    own.write_text(OWN)
+    shutil.copy("own.py", "slow.py")
+    Path("own.py").write_text(OWN)
+    kept = Path("kept")  # of the caller, not of a work tree
     for asked in (
         ("own.py:quick", "slow.py:slow", f"--bench={sizes}"),
-        ("HEAD~1", "HEAD", "--bench", f"function own.py:quick {sizes}"),
+        ("HEAD~1", "HEAD", "--bench", f"function own.py:quick {sizes}", "--output", kept),
     ):
         assert run(*asked, *shared) in (0, 1)  # two rounds see only much
         (row,) = json.loads(capsys.readouterr().out)
         assert row["row"] == "quick, size 256"
         assert row["ratio"] > 2
+    assert sorted(path.name for path in kept.iterdir()) == ["a", "b"]
+    assert {path.name for path in (kept / "a").iterdir()} == {"1", "2"}
+    listed = subprocess.run([*git, "worktree", "list"], check=True, capture_output=True, text=True).stdout
+    assert len(listed.splitlines()) == 1
     assert run("own.py:quick", "slow.py:slow,quick", f"--bench={sizes}") == 2
     assert "as many functions as A='own.py:quick'" in capsys.readouterr().err
+    Path("hyena_jax").mkdir()
+    commit("hyena_jax/__init__.py", "raise SystemExit('the package of a commit')")
+    assert run("HEAD", "HEAD", "--bench", "operators --mixers fir --lengths 64") == 2
+    assert capsys.readouterr().err.endswith(": the package of a commit\n")

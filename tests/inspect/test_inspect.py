@@ -331,14 +331,11 @@ def test_a_mixer_without_a_matrix_is_shown_by_its_jacobian():
 def test_another_run_s_matrices_are_those_as_deep_in_its_model(seen):
     _, params, _, trace = seen  # hyena, then hawk
     shallow = trace._replace(layers=trace.layers[1:])
-    mixing = json_values.matrices(
-        trace, params, json_values.Other("run b", Path(), shallow, params), lambda: None
-    )
-    assert [values["besideTitle"] for values, _ in mixing] == ["run b, layer 1, hawk: mixing matrix"] * 2
-    mixing = json_values.matrices(
-        shallow, params, json_values.Other("run b", Path(), trace, params), lambda: None
-    )
-    assert [values["besideTitle"] for values, _ in mixing] == ["run b, layer 1, hyena: mixing matrix"]
+    for ours, theirs, mixers in ((trace, shallow, ["hawk", "hawk"]), (shallow, trace, ["hyena"])):
+        other = json_values.Other("run b", Path(), theirs, params)
+        mixing = json_values.matrices(ours, params, other, lambda: None)
+        titles = [f"run b, layer 1, {mixer}: mixing matrix" for mixer in mixers]
+        assert [values["besideTitle"] for values, _ in mixing] == titles
 
 
 def test_curves_leave_out_what_was_not_measured():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from cases import CASES, OPTIONS
 from cases.case import D
-from tolerances import TOLERANCE, assert_close
+from grid import grid_but
+from tolerances import assert_close
 
 from hyena_jax import mixers
 from hyena_jax.inspect import jacobian_norms, mixing, plain_attention, strength
@@ -18,7 +19,7 @@ from hyena_jax.ops.kernels.recurrence import gpu_recurrence, tpu_recurrence
 from hyena_jax.ops.linear_recurrence import linear_recurrence
 
 LENGTH = 13
-IN_DEFAULT = {"hyena", "local_attention_grouped", "gated_delta"}
+IN_DEFAULT = ("hyena", "local_attention_grouped", "gated_delta")
 
 
 def offers(name):
@@ -29,18 +30,14 @@ def offers(name):
     return not (name.startswith("gated_hyena") or mixes_heads or several)
 
 
-NAMES = [
-    pytest.param(name, marks=[] if name in IN_DEFAULT else [pytest.mark.grid])
-    for name in CASES | OPTIONS
-    if offers(name)
-]
+NAMES = grid_but(filter(offers, CASES | OPTIONS), *IN_DEFAULT)
 
 
-def build(name, length=LENGTH):
+def build(name):
     """The case's mixer, its perturbed parameters and an input."""
     case, rng = (CASES | OPTIONS)[name], np.random.default_rng(0)
     mixer = mixers.mixer_class(case.config)(D, case.max_len, case.config)
-    x = rng.standard_normal((2, length, D)).astype(np.float32)
+    x = rng.standard_normal((2, LENGTH, D)).astype(np.float32)
     shapes = jax.eval_shape(mixer.init, jax.random.key(0), x)["params"]
     params = jax.tree.map(lambda p: np.float32(0.3) * rng.standard_normal(p.shape, np.float32), shapes)
     return mixer, params, x
@@ -90,22 +87,6 @@ def test_hyena_of_order_2_is_gate_times_filter_times_gate():
     h = np.where(lag >= 0, h[0][:, lag], 0) + skip[0][:, None, None] * np.eye(LENGTH)  # [W, L, L]
     left, right = left.swapaxes(0, 1), right.swapaxes(0, 1)  # [B, W, L]
     assert_close(mixing(mixer, params, x).matrices, left[..., None] * h * right[..., None, :])
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.grid) for name in ("mamba2", "hyena")])
-def test_the_norms_of_a_mixers_jacobian(name):
-    length = 7
-    mixer, params, x = build(name, length)
-    x = x[:1]
-
-    def function(x):
-        return mixer.apply({"params": params}, x)
-
-    expected = np.asarray(jax.jit(jax.jacobian(function))(x))[0, :, :, 0]  # [t, D, s, D]
-    expected = np.sqrt(np.square(expected).sum((1, 3)))
-    norms = jacobian_norms(function, x)
-    assert_close(norms, expected)
-    assert np.abs(np.triu(norms, 1)).max() <= TOLERANCE["float32"] * norms.max()
 
 
 def test_the_norms_of_the_jacobian_of_a_gated_sum():

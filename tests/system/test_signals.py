@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from grid import in_wide
 
 from hyena_jax.system.signals import noted_signals
 
@@ -44,30 +45,26 @@ SECONDS = 60
 """Longest that a process may take."""
 
 
-def train(tmp_path, text, *prefix, module="hyena_jax"):
+def train(tmp_path, text, *prefix):
     """`hyena-jax train` with a config file of this text."""
     config = tmp_path / "config.py"
     config.write_text(text)
-    command = [sys.executable, "-m", module, "train", str(config), "--workdir", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "hyena_jax", "train", str(config), "--workdir", str(tmp_path / "run")]
     return subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=SECONDS)
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "line"),
-    [
-        ("SIGTERM", 75, "hyena-jax: stopped by SIGTERM; rerun the command to continue\n"),
-        pytest.param("SIGINT", 130, "hyena-jax: interrupted\n", marks=pytest.mark.wide),
-        pytest.param(
-            "SIGHUP",
-            75,
-            "hyena-jax: stopped by SIGHUP; rerun the command to continue\n",
-            marks=pytest.mark.wide,
-        ),
-    ],
-)
-def test_a_signal_at_start_up_ends_a_training(tmp_path, name, code, line):
+ENDS = {
+    "SIGTERM": (75, "stopped by SIGTERM; rerun the command to continue"),
+    "SIGINT": (130, "interrupted"),
+    "SIGHUP": (75, "stopped by SIGHUP; rerun the command to continue"),
+}
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", *in_wide("SIGINT", "SIGHUP")])
+def test_a_signal_at_start_up_ends_a_training(tmp_path, name):
+    code, line = ENDS[name]
     done = train(tmp_path, CONFIG.format(name=name))
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"hyena-jax: {line}\n")
     assert not (tmp_path / "run").exists()
 
 

@@ -34,31 +34,30 @@ for dtype, rows in ((np.float32, 32_769), (np.float64, 16_385)):
 """
 
 
+def python(*arguments, without=(), timeout=None, **variables):
+    """A process of its own in this environment, with other variables."""
+    environment = {name: value for name, value in os.environ.items() if name not in without}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
 def test_nothing_is_said_of_writes_that_a_full_disk_left_undone():
     code = "from hyena_jax.system import startup; startup.quiet_libraries()\nasync def write(): pass\n"
     # Freed at Python's end.
     code += "class Tree: pass\nkept = Tree(); kept.itself = kept; kept.rest = write()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not done.stderr
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_installed_jax_multiplies_and_sums_right():
     """In a process without the tests' flags, which lower XLA's optimization."""
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    command = [sys.executable, "-c", PRODUCT_AND_SUM]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = python("-c", PRODUCT_AND_SUM, XLA_FLAGS="", JAX_ENABLE_COMPILATION_CACHE="false")
     assert done.returncode == 0, done.stderr
-
-
-def command(tmp_path, **variables):
-    """`hyena-jax train` in this environment, in a process that has not started JAX."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", *variables)}
-    return subprocess.run(
-        [sys.executable, "-m", "hyena_jax", "train", "quickstart", "--workdir", str(tmp_path / "run")],
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,8 @@ def command(tmp_path, **variables):
     ],
 )
 def test_an_environment_that_jax_cannot_start_in_is_one_line(tmp_path, variables, message):
-    done = command(tmp_path, **variables)
+    command = ["train", "quickstart", "--workdir", str(tmp_path / "run")]
+    done = python("-m", "hyena_jax", *command, without=["XLA_FLAGS"], **variables)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(f"hyena-jax: error: {message}.*\n", done.stderr)
     assert not (tmp_path / "run").exists()
@@ -151,8 +151,7 @@ while time.monotonic() - begin < 5:
 @pytest.mark.faults
 def test_independent_ffts_of_one_program_end():
     """jaxlib 0.11.2 stands still in them."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    subprocess.run([sys.executable, "-c", FFTS], env=environment, timeout=120, check=True)
+    assert python("-c", FFTS, without=["XLA_FLAGS"], timeout=120).returncode == 0
 
 
 def test_help_needs_no_right_jaxlib(wrong_jaxlib, capsys):
@@ -296,12 +295,7 @@ assert bits() == plain
 
 @pytest.mark.grid
 def test_cached_programs_compute_the_same_bits_and_print_nothing(tmp_path):
-    variables = (startup.CACHE_VARIABLE, "XLA_FLAGS")
-    environment = {name: value for name, value in os.environ.items() if name not in variables}
-    done = subprocess.run(
-        [sys.executable, "-c", THE_SAME_BITS],
-        env={**environment, "XDG_CACHE_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-    )
+    without = startup.CACHE_VARIABLE, "XLA_FLAGS"
+    variables = {"XDG_CACHE_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = python("-c", THE_SAME_BITS, without=without, **variables)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

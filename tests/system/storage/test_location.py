@@ -23,16 +23,7 @@ def test_a_url_is_read_and_written(url, bucket, name):
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "gs://",
-        "gs://ab/x",
-        "gs:/abc/x",
-        "gs://abc//x",
-        "gs://abc/../x",
-        "gs://abc/x/.",
-        "gs://ABC/x",
-        "s3://abc/x",
-    ]
+    "gs:// gs://ab/x gs:/abc/x gs://abc//x gs://abc/../x gs://abc/x/. gs://ABC/x s3://abc/x".split()
     + [f"gs://abc/{c}" for c in ("a b", "a*", "a#1", "a?b", "[a]", "a%20", "ä", "a\nb", "a" * 256)],
 )
 def test_any_other_url_is_refused(url):
