@@ -1,16 +1,26 @@
 """Generated command lines: flags of the commands with values of all kinds, in a folder with `run/`,
 `other/` and `text.txt`."""
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args
 
 from fuzz.experiments import mostly, values
 from hypothesis import strategies as st
 
-from hyena_jax.benchmark.settings import Decode, Function, Model, Operators
-from hyena_jax.config import Experiment, HyenaConfig, ImplicitFilterConfig, LanguageModelConfig, TextConfig
+from hyena_jax.cli.base import OfConfig
+from hyena_jax.cli.commands import COMMANDS as KINDS
+from hyena_jax.cli.launch import Launch
+from hyena_jax.config import (
+    Cluster,
+    Experiment,
+    HyenaConfig,
+    ImplicitFilterConfig,
+    LanguageModelConfig,
+    TextConfig,
+)
+from hyena_jax.config.flags import flags_of
 
 VALUES = st.one_of(
     st.sampled_from(
@@ -30,151 +40,83 @@ SMALL = Experiment(
 RUN_SETTINGS = "--training.steps 2 --parallel.devices 1 --logging.sample-tokens 0".split()
 
 
-def flags_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The flags of the fields of a config, and the types of their values."""
-    hints = get_type_hints(type(value))
-    for field in dataclasses.fields(value):
-        child, name = getattr(value, field.name, None), f"{prefix}{field.name.replace('_', '-')}"
-        if dataclasses.is_dataclass(child):
-            yield from flags_of(child, f"{name}.")
-        elif isinstance(child, tuple) and child and dataclasses.is_dataclass(child[0]):
-            for i, element in enumerate(child):
-                yield from flags_of(element, f"{name}.{i}.")
-        elif field.name != "groups":
-            yield f"--{name}", hints[field.name]
-
-
-TRAIN_FLAGS = {
-    **dict(flags_of(SMALL)),
-    "--workdir": Path,
-    "--profile": Path,
-    "--accept-changed-data": bool,
-    "--accept-changed-optimizer": bool,
-    "--optimizer.groups.0.pattern": str,
-    "--logging.trackers": Literal["", "tensorboard", "wandb,wandb", "tensorboard,nowhere", ","],
-}
-EVAL_FLAGS = {"--step": str, "--path": str, "--batch-size": int, "--tasks": str, "--limit": int}
 PLACES = Literal["run", "other", "nowhere", "text.txt", "", "x/y"]
-PREPARE_FLAGS = {
-    "--eos": int | str,
-    "--held-out": float,
-    "--shard-bytes": int,
-    "--workers": int,
-    "--field": str,
-    "--tokenizer": Literal["bpe", "sentencepiece", "bytes", "dna"],
-    "--tokenizer-path": PLACES,
-    "--verify": bool,
-}
-SWEEP_FLAGS = {
-    "--init-from": PLACES,
-    "--jobs": int,
-    "--until": str,
-    "--per-run": str,
-    "--seed": int,
-    "--together": Literal[
-        "seed", "seed,seed", "optimizer.learning-rate", "optimizer", "model.pattern", ",", ""
-    ],
-}
-SCORE_FLAGS = {
-    "--step": str,
-    "--prefix": str,
-    "--stride": int,
-    "--batch-size": int,
-    "--format": Literal["lines", "fasta", "x"],
-}
-EMBED_FLAGS = {**SCORE_FLAGS, "--layer": int, "--pool": Literal["mean", "last", "none", "x"]}
-COMPARE_FLAGS = {"--by": str, "--metric": str, "--x": Literal["step", "seconds", "tokens", "x"]}
-GENERATE_FLAGS = {
-    "--step": int,
-    "--prompt": str,
-    "--max-new-tokens": int,
-    "--temperature": float,
-    "--top-k": int,
-    "--top-p": float,
-    "--min-p": float,
-    "--greedy": bool,
-    "--stop": str,
-    "--on-full": str,
-    "--load-state": Path,
-    "--seed": int,
-    "--num-samples": int,
-}
-EXPORT_FLAGS = {"--step": str}
-DISTILL_FLAGS = {"--step": str, "--state-size": str, "--max-loss-increase": float}
-LAUNCH_FLAGS = {"--num-processes": int, "--grace": float}
-BENCH_FLAGS = {
-    "operators": dict(flags_of(Operators())),
-    "model": {flag: hint for flag, hint in flags_of(Model(config="quickstart")) if flag != "--config"},
-    "decode": dict(flags_of(Decode())),
-    "function": {flag: hint for flag, hint in flags_of(Function(target="f.py:f")) if flag != "--target"},
-    "compare": {"--threshold": float, "--rounds": int, "--bench": str, "--allow-different": bool},
-}
+TOGETHER = Literal["seed", "seed,seed", "optimizer.learning-rate", "optimizer", "model.pattern", ",", ""]
+POINTED = {"--tokenizer-path": PLACES, "--init-from": PLACES, "--together": TOGETHER}
+"""Values of flags that take texts, of which most mean nothing."""
+TRACKERS = Literal["", "tensorboard", "wandb,wandb", "tensorboard,nowhere", ","]
+NOT_GIVEN = {"--output", "--save-state", "--plugin", "--tfds-dir", "--manual-dir"}
+"""Flags that would write files, import modules or download."""
+MEETING = {flag.name for flag in flags_of(Cluster)}
+"""Those of processes that wait for each other."""
+
+
+@cache
+def flags_for(*words: str) -> dict[str, Any]:
+    """The flags of a command, and the types of their values."""
+    kind: Any = KINDS
+    for word in words:
+        kind = kind[word]
+    has_experiment = issubclass(kind, OfConfig)
+    found = flags_of(kind, {"experiment": SMALL} if has_experiment else {})
+    left_out = NOT_GIVEN if kind is Launch else NOT_GIVEN | MEETING
+    flags = {
+        flag.name: POINTED.get(flag.name, flag.hint)
+        for flag in found
+        if not flag.is_positional and flag.base is None and flag.name not in left_out
+    }
+    return {**flags, "--logging.trackers": TRACKERS} if has_experiment else flags
+
+
 COMMANDS = ["train"] * 6 + ["eval", "generate", "bench"] * 2
 COMMANDS += ["export", "distill", "launch", "prepare", "sweep", "score", "embed", "compare", "tarin"]
-CONFIGS = [
-    "quickstart",
-    "quickstart",
-    "quickstart",
-    "images",
-    "shakespeare_cpu:hawk",
-    "griffin:x",
-    "text.txt",
-    "",
-]
+BENCHES = ["operators", "model", "decode", "function", "compare"]
+CONFIGS = ["quickstart"] * 3 + ["images", "shakespeare_cpu:hawk", "griffin:x", "text.txt", ""]
 
 
 @st.composite
 def command_lines(draw: Callable) -> list[str]:
     """One command with up to three flags, and sometimes a word that does not belong there."""
     command = draw(st.sampled_from(COMMANDS))
-    places = st.sampled_from(["run"] * 6 + ["other", "nowhere", "text.txt", ""])
+    place = draw(st.sampled_from(["run"] * 6 + ["other", "nowhere", "text.txt", ""]))
+    config = draw(st.sampled_from(CONFIGS))
+    line = [command]
     match command:
         case "train":
-            line, flags = [command, draw(st.sampled_from(CONFIGS))], TRAIN_FLAGS
-            line += ["--workdir", draw(st.sampled_from(["run", "new", "new/er", "other", "text.txt"]))]
+            line += [
+                config,
+                "--workdir",
+                draw(st.sampled_from(["run", "new", "new/er", "other", "text.txt"])),
+            ]
             line += ["--data.path", draw(st.sampled_from(["text.txt"] * 6 + ["nowhere", "other", "run"]))]
             line += RUN_SETTINGS
-        case "eval":
-            line, flags = [command, draw(places)], EVAL_FLAGS
+        case "eval" | "compare":
+            line += [place]
         case "generate":
-            prompt = draw(st.sampled_from(["the", "", "ß", "a" * 99]))
-            line, flags = [command, draw(places), "--prompt", prompt], GENERATE_FLAGS
+            line += [place, "--prompt", draw(st.sampled_from(["the", "", "ß", "a" * 99]))]
         case "export":
             # Names that exist, or are impossible, so that nothing is written.
-            output = draw(st.sampled_from(["text.txt", "other", "nowhere/a.safetensors", "run/config.json"]))
-            line, flags = [command, draw(places), "--output", output], EXPORT_FLAGS
+            names = ["text.txt", "other", "nowhere/a.safetensors", "run/config.json"]
+            line += [place, "--output", draw(st.sampled_from(names))]
         case "distill":
-            line, flags = [command, draw(places), "--output", "other"], DISTILL_FLAGS
-        case "launch":
-            line, flags = [command], LAUNCH_FLAGS
+            line += [place, "--output", "other"]
         case "bench":
-            kind = draw(st.sampled_from(sorted(BENCH_FLAGS)))
-            line, flags = [command, kind], BENCH_FLAGS[kind]
-            if kind == "model":
-                line.append(draw(st.sampled_from(CONFIGS)))
-            if kind == "function":
-                line.append("text.txt:f")
-            if kind == "compare":
-                line += [draw(places), draw(places)]
+            kind = draw(st.sampled_from(BENCHES))
+            arguments = {"model": [config], "function": ["text.txt:f"], "compare": [place, "run"]}
+            line += [kind, *arguments.get(kind, [])]
         case "score":
-            line, flags = [command, draw(places), "--path", "text.txt"], {**SCORE_FLAGS, "--per-token": bool}
+            line += [place, "--path", "text.txt"]
         case "embed":
-            output = draw(st.sampled_from(["text.txt", "other/thesis.npy/a.npy", "nowhere/a.npy"]))
-            line, flags = [command, draw(places), "--path", "text.txt", "--output", output], EMBED_FLAGS
-        case "compare":
-            line, flags = [command, draw(places)], COMPARE_FLAGS
+            names = ["text.txt", "other/thesis.npy/a.npy", "nowhere/a.npy"]
+            line += [place, "--path", "text.txt", "--output", draw(st.sampled_from(names))]
         case "prepare":  # into folders that hold other files, so that nothing is written
-            line, flags = (
-                [command, draw(places), "--output", draw(st.sampled_from(["other", "run"]))],
-                PREPARE_FLAGS,
-            )
+            line += [place, "--output", draw(st.sampled_from(["other", "run"]))]
         case "sweep":
-            line, flags = [command, draw(st.sampled_from(CONFIGS)), "--workdir", "other"], SWEEP_FLAGS
+            line += [config, "--workdir", "other"]
             line += ["--grid", draw(st.sampled_from(["seed=0,1", "seed=0", "seed=", "=", "x=1", ""]))]
-        case _:
-            line, flags = [command], TRAIN_FLAGS
-    n_flags = draw(st.sampled_from([0, 1, 2, 3]))
-    for flag in draw(st.lists(st.sampled_from(sorted(flags)), min_size=n_flags, max_size=n_flags)):
+    flags = flags_for(*{"bench": line[:2], "tarin": ["train"]}.get(command, [command]))
+    free, n_flags = sorted(flags.keys() - {*line}), draw(st.sampled_from([0, 0, 1, 2, 3]))
+    for flag in draw(st.lists(st.sampled_from(free), min_size=n_flags, max_size=n_flags)):
         if flags[flag] is bool and draw(st.integers(0, 14)) != 13:
             line.append(draw(st.sampled_from([flag, f"--no-{flag[2:]}"])))
         else:
@@ -186,7 +128,7 @@ def command_lines(draw: Callable) -> list[str]:
 
 def words(hint: Any) -> st.SearchStrategy[list[str]]:
     """Words that a user might type for a value of that type."""
-    if hint in (Path, Path | None):
+    if Path in (hint, *get_args(hint)):
         hint = str
 
     def typed(value: Any) -> list[str]:

@@ -10,7 +10,6 @@ import pytest
 
 from hyena_jax import cli, config
 from hyena_jax.cli import commands
-from hyena_jax.cli.train import Train
 from hyena_jax.config.flags import Flag, flags_of, n_values
 
 CONFIGS = ("quickstart", "images", "shakespeare_cpu:hawk", "griffin", "wikitext103_hyena_125m")
@@ -36,12 +35,18 @@ WRONG = {
 }
 
 
-def keyword_flags(command: str) -> list[Flag]:
+def config_of(command: str) -> str:
+    """The config in it, or nothing."""
+    word, _, rest = command.partition(" ")
+    return {"train": rest, "bench": "quickstart" if rest == "model" else ""}.get(word, "")
+
+
+@cache
+def all_flags(command: str) -> list[Flag]:
     word, _, rest = command.partition(" ")
     kind = commands.COMMANDS[word][rest] if word == "bench" else commands.COMMANDS[word]
-    config_name = {"train": rest, "bench": "quickstart" if rest == "model" else ""}.get(word)
-    defaults = {"experiment": config.load(config_name)} if config_name else {}
-    return [flag for flag in flags_of(kind, defaults) if not flag.is_positional and flag.base is None]
+    name = config_of(command)
+    return flags_of(kind, {"experiment": config.load(name)} if name else {})
 
 
 def wrong_values(hint: Any) -> tuple[str, ...]:
@@ -58,14 +63,15 @@ def wrong_values(hint: Any) -> tuple[str, ...]:
 
 def wrong_lines(command: str) -> Iterator[tuple[list[str], str]]:
     """Words to add to a command line, and text that the message must contain."""
-    flags = keyword_flags(command)
-    known = {flag.name for flag in flags}
+    flags = [flag for flag in all_flags(command) if not flag.is_positional and flag.base is None]
+    known = {flag.name for flag in all_flags(command)}
+    called = "train" if command.startswith("train ") else command
     for flag in flags:
         name = flag.name
         for typo in (f"{name}s", name[:-1], name.replace("-", "_", 3).replace("__", "--") + "x"):
             shown = typo.replace("_", "-")
-            if shown not in known and len(shown) > 3 and not is_choice(shown, command):
-                yield [typo, "1"], f"{shown} is not a flag of {command.removesuffix(' ' + rest_of(command))}"
+            if shown not in known and len(shown) > 3:
+                yield [typo, "1"], f"{shown} is not a flag of {called}"
         if flag.hint is bool:
             yield [name, "True"], f"{name} takes no value"
             yield [f"{name}=False"], f"{name} takes no value"
@@ -80,46 +86,13 @@ def wrong_lines(command: str) -> Iterator[tuple[list[str], str]]:
             yield [name, "1"], f"{name} must be followed by {count} values, got 1"
 
 
-def rest_of(command: str) -> str:
-    """The config in it."""
-    return command.partition(" ")[2] if command.startswith("train ") else "\0"
-
-
-def is_choice(name: str, command: str) -> bool:
-    """Whether a flag chooses a part, and so names a value."""
-    config_name = {"bench model": "quickstart"}.get(command, rest_of(command))
-    return name == "--plugin" or (config_name != "\0" and name in choices(config_name))
-
-
-@cache
-def choices(config_name: str) -> set[str]:
-    flags = flags_of(Train, {"experiment": config.load(config_name)})
-    return {flag.name for flag in flags if flag.base is not None}
-
-
 CASES = [(command, *line) for command in COMMANDS for line in wrong_lines(command)]
 # The flags of every config are mostly those of the first.
 FIRST = {tuple(words) for command, words, _ in CASES if command == f"train {CONFIGS[0]}"}
-NEW = ["train", "quickstart", "--workdir", "new"]
 ELSEWHERE = [
     ([], "hyena-jax must be followed by a command"),
-    (["trian"], "did you mean 'train'?"),
     (["bench"], "hyena-jax bench must be followed by a command"),
-    (["bench", "decod"], "did you mean 'decode'?"),
     (["train"], "CONFIG[:VARIANT] must be given"),
-    (["train", "quickstart"], "--workdir must be given"),
-    (["eval"], "WORKDIR must be given"),
-    (["eval", "run", "other"], "'other' is one argument too many for eval"),
-    (["export", "run"], "--output must be given"),
-    (["train", "quickstart", "--workdir", "new", "--d-model", "3"], "did you mean --model.d-model?"),
-    (
-        ["train", "quickstart", "--workdir", "new", "--model.d-model", "0"],
-        "--model.d-model must be at least 1",
-    ),
-    (
-        ["train", "quickstart", "--workdir", "new", "--model.pattern.0.order", "1"],
-        "--model.pattern.0.order must",
-    ),
     (["train", "quickstart", "--workdir", "new", "--optimizer", "lino"], "--optimizer 'lino' is unknown"),
 ]
 

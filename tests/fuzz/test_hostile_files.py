@@ -15,16 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from fuzz.test_fuzz import time_limit
-from hypothesis import HealthCheck, given, settings
+from fuzz import test_fuzz
+from fuzz.test_fuzz import TRAIN, outcome_of, time_limit
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from idx_files import idx_bytes, random_images
 
-from hyena_jax import cli, config, models
+from hyena_jax import config, models
 from hyena_jax.config import HawkConfig, LanguageModelConfig, TextConfig, TokensConfig
 from hyena_jax.data import dataset
 from hyena_jax.data.images import read_pair
-from hyena_jax.data.tokenizers import read_bpe, tokenizer_from_json
+from hyena_jax.data.tokenizers import read_bpe
 from hyena_jax.generation import saved_state
 from hyena_jax.generation.decoding import prefill
 from hyena_jax.system.errors import UserError
@@ -35,15 +36,7 @@ from hyena_jax.training.metrics import read_rows
 SECONDS = 90
 MEMORY = 2**32
 """Bytes of address space that a case may take in addition to what the process has."""
-CASES = 40
-FUZZ = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    report_multiple_bugs=False,
-    max_examples=CASES,
-    suppress_health_check=list(HealthCheck),
-)
+FUZZ = settings(test_fuzz.FUZZ, max_examples=40)
 
 
 @contextlib.contextmanager
@@ -102,9 +95,7 @@ def samples(model, tmp_path_factory):
         "labels": labels,
         "tokenizer": tokenizer.to_str().encode(),
         "config": json.dumps(config.encode(config.Experiment())).encode(),
-        "data": json.dumps(
-            {"fingerprint": "0", "tokenizer": {"kind": "characters", "symbols": "abc"}}
-        ).encode(),
+        "data": b'{"fingerprint": "0", "tokenizer": {"kind": "characters", "symbols": "abc"}}',
         "metrics": b'{"step": 1, "train/loss": 2.5}\n' * 3,
         "text": b"the quick brown fox. " * 30,
     }
@@ -118,6 +109,9 @@ def readers(model, samples):
     def images(path):
         (path.parent / "labels").write_bytes(samples["labels"])
         read_pair("path", str(path.parent))
+
+    def tokens(path):
+        dataset.load(TokensConfig(str(path), seq_len=8))
 
     def tokenizer(path):
         bpe = read_bpe(str(path))
@@ -133,8 +127,8 @@ def readers(model, samples):
     return {
         "state": lambda path: saved_state.load_state(path, *model, origin),
         "safetensors": lambda path: export.read(path, shapes, str),
-        "npy": lambda path: dataset.load(TokensConfig(str(path), seq_len=8)),
-        "bin": lambda path: dataset.load(TokensConfig(str(path), seq_len=8)),
+        "npy": tokens,
+        "bin": tokens,
         "images": images,
         "packed": images,
         "tokenizer": tokenizer,
@@ -146,8 +140,7 @@ def readers(model, samples):
 
 
 NAMES = {"npy": "tokens.npy", "bin": "tokens.bin"}
-FORMATS = ["state", "safetensors", "npy", "bin", "images", "packed", "tokenizer", "config", "data", "metrics"]
-FORMATS += ["text"]
+FORMATS = "state safetensors npy images packed tokenizer config data metrics text".split()
 
 
 def make_special(path, kind):
@@ -170,12 +163,12 @@ def make_special(path, kind):
             path.symlink_to(kind)
 
 
-SPECIAL = ["pipe", "socket", "sparse", "itself", "/dev/zero", "/dev/urandom", "/dev/full", "/proc/self/mem"]
+SPECIAL = ["pipe", "socket", "folder", "sparse", "nowhere", "itself", "/dev/zero", "/proc/self/mem"]
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("kind", [*SPECIAL, "nowhere", "folder"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("name", [*FORMATS, "bin"])
 def test_special_files(readers, tmp_path, name, kind):
     path = tmp_path / NAMES.get(name, "file")
     make_special(path, kind)
@@ -184,27 +177,17 @@ def test_special_files(readers, tmp_path, name, kind):
     assert refused(readers[name], path) != empty
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("name", ["state", "safetensors", "bin", "tokenizer", "config", "metrics"])
-@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "sparse"])
-def test_special_files_of_some_formats(readers, tmp_path, name, kind):
-    path = tmp_path / NAMES.get(name, "file")
-    make_special(path, kind)
-    assert refused(readers[name], path)
-
-
 def test_good_files_are_read(readers, samples, tmp_path):
     for name in FORMATS:
         folder = tmp_path / name
         folder.mkdir()
         path = folder / NAMES.get(name, "file")
-        path.write_bytes(samples["npy" if name == "bin" else name])
-        if name != "bin":
-            assert not refused(readers[name], path), name
+        path.write_bytes(samples[name])
+        assert not refused(readers[name], path), name
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "bin"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_changed_files(readers, samples, tmp_path, name):
     """Bytes changed, cut or added, headers first: the file is read or refused."""
     good, path = samples[name], tmp_path / NAMES.get(name, "file")
@@ -266,87 +249,24 @@ def test_changed_values(readers, samples, tmp_path, name):
     check()
 
 
-HEADERS = {
-    "npy": [
-        f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}}}"
-        for descr in ("'<u2'", "'|O'", "'<f2'", "'V99999999999'", "[('a', '<u2')]", "3", "'x'")
-        for order in ("False", "'x'")
-        for shape in ("(300,)", "(-300,)", f"({10**30},)", "()", "(2**62, 4)", "3", "(True,)")
-    ],
-    "safetensors": [
-        json.dumps({"norm/scale": {"dtype": dtype, "shape": shape, "data_offsets": offsets}})
-        for dtype in ("F32", "F8_E4M3", "x", 3)
-        for shape in ([2], [2**62, 2**62], [-2], [], [2] * 9999, "x", [1.0])
-        for offsets in ([0, 8], [8, 0], [0, 2**64], [-8, 0], [0], None)
-    ],
-    "images": [
-        bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in sizes)
-        for sizes in ((2**32 - 1,) * 3, (0, 0, 0), (2**31, 1, 1), (1, 2**16, 2**16), (20, 6, 5))
-    ],
-}
-
-
-@pytest.mark.fuzz
-@pytest.mark.parametrize("name", HEADERS)
-def test_headers_that_lie(readers, tmp_path, name):
-    path = tmp_path / NAMES.get(name, "file")
-    for header in HEADERS[name]:
-        if name == "npy":
-            data = header.encode().ljust(117) + b"\n"
-            data = b"\x93NUMPY\x01\x00" + len(data).to_bytes(2, "little") + data + bytes(64)
-        elif name == "safetensors":
-            data = len(header).to_bytes(8, "little") + header.encode() + bytes(64)
-        else:
-            data = header + bytes(64)
-        for content in (data, gzip.compress(data)) if name == "images" else (data,):
-            path.write_bytes(content)
-            assert refused(readers[name], path), header
-
-
-@pytest.mark.wide
-def test_bombs(readers, samples, tmp_path):
-    """A megabyte that unpacks to a gigabyte is not unpacked."""
-    folder = tmp_path / "images"
-    folder.mkdir()
-    bomb = gzip.compress(samples["images"] + bytes(2**26), 1)
-    (folder / "images.gz").write_bytes(bomb)
-    assert refused(readers["images"], folder / "images.gz")
-    tenfold = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
-    values = json.loads(samples["tokenizer"])
-    values["normalizer"] = {"type": "Sequence", "normalizers": [tenfold] * 20}
-    (tmp_path / "tokenizer").write_text(json.dumps(values))
-    assert refused(readers["tokenizer"], tmp_path / "tokenizer")
-    with pytest.raises(UserError):
-        tokenizer_from_json({"kind": "bpe", "definition": json.dumps(values)})
-
-
 FLAGS = [
-    ["--data.path"],
     ["--data.path", "text.txt", "--data.validation-path"],
     ["--data.path", "text.txt", "--init-from"],
-    ["--data.path", "text.txt", "--data.tokenizer", "bpe", "--data.tokenizer-path"],
-    ["--data", "tokens", "--data.path"],
     ["--data", "tokens", "--data.path", "tokens.bin", "--data.tokenizer-path"],
     ["--data.path", "text.txt", "--plugin"],
 ]
-TRAIN = "train quickstart --workdir run --data.seq-len 16 --model.max-len 16 --parallel.devices 1".split()
-SMALL = "--model.n-layers 1 --model.d-model 8 --model.d-ff 8 --data.batch-size 1".split()
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "sparse", "folder"])
 @pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: flags[-1])
-def test_flags_that_name_special_files(tmp_path, monkeypatch, capsys, flags, kind):
+def test_flags_that_name_special_files(tmp_path, monkeypatch, flags, kind):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_bytes(b"the quick brown fox. " * 30)
     (tmp_path / "tokens.bin").write_bytes(bytes(2000))
-    suffix = {"tokens": ".bin", "--plugin": ".py"}
-    name = f"special{next((suffix[word] for word in flags if word in suffix), '')}"
+    name = "special.py" if flags[-1] == "--plugin" else "special"
     make_special(tmp_path / name, kind)
-    with time_limit(SECONDS):
-        code = cli.main([*TRAIN, *SMALL, *flags, name])
-    captured = capsys.readouterr()
-    assert code == 2, captured
-    assert captured.err.count("hyena-jax: error: ") == 1
-    assert "Traceback" not in captured.out + captured.err
+    code, printed = outcome_of([*TRAIN, "--workdir", "run", *flags, name], SECONDS)
+    assert code == 2, printed
+    assert name in printed
     assert not (tmp_path / "run").exists()

@@ -1,31 +1,23 @@
 """Generated processes that do not fit together are soon refused in one line. Run with -m fuzz."""
 
-import contextlib
-import io
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import pytest
-from fuzz.test_fuzz import FUZZ, assert_clear, time_limit
+from fuzz.test_fuzz import FUZZ, Reached, assert_clear, outcome_of, time_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyena_jax import cli
-from hyena_jax.parallel import processes as distributed
 from hyena_jax.parallel import roll_call
 from hyena_jax.parallel.roll_call import call_roll
 from hyena_jax.system.errors import UserError
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("wrong_processes")]
 
-FLAGS, JOBS, ROLLS, SETTINGS = 60, 60, 30, 60
+FLAGS, JOBS, ROLLS = 60, 60, 30
 SECONDS = 60
 """Longest that a case may take."""
-
-
-class Joined(BaseException):
-    """A process came as far as JAX's coordinator."""
 
 
 @pytest.fixture
@@ -33,49 +25,18 @@ def unconnected(monkeypatch):
     """Contacts neither JAX's coordinator nor a name server; every host name is unknown at once."""
 
     def initialize(*_, **__):
-        raise Joined
+        raise Reached
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     monkeypatch.setattr(roll_call, "RESOLVE_WITHIN", 0.0)
     monkeypatch.setenv("no_grpc_proxy", "")
 
 
-def outcome_of(command):
-    """The exit code of a command, or `joined`; it says why in one line."""
-    output = io.StringIO()
-    with time_limit(SECONDS), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        try:
-            code = cli.main(command)
-        except SystemExit as stop:
-            code = stop.code
-        except Joined:
-            code = "joined"
-    text = output.getvalue()
-    if code != "joined":
-        ours = [line for line in text.splitlines() if line.startswith("hyena-jax: error: ")]
-        assert len(ours) <= 1, text
-        assert_clear(ours[0] if ours else text[:1000])
-    return code
-
-
-def free_ports():
-    return st.integers(20_000, 60_000)
-
-
+FREE_PORTS = st.integers(20_000, 60_000)
 WRONG = {
     "host": [
-        *[
-            "nowhere.invalid",
-            "203.0.113.9",
-            "[2001:db8::1]",
-            "",
-            " ",
-            "a b",
-            "::1",
-            "[::1",
-            "http://127.0.0.1",
-        ],
-        *["a" * 64, "host..name", "ä", "127.0.0.1,b", "$(id)", "\n"],
+        *("nowhere.invalid", "203.0.113.9", "[2001:db8::1]", "", " ", "a b", "::1", "[::1", "a" * 64),
+        *("http://127.0.0.1", "host..name", "ä", "127.0.0.1,b", "$(id)", "\n"),
     ],
     "port": ["", "0", "-1", "65536", "99999999999", "http", "1e3", "１２３", " 80", "0x50"],
     "count": ["0", "-1", "two", "", "2.5", "1e400", "9" * 30, "None", "nan", None],
@@ -89,16 +50,12 @@ def meetings(draw):
     """Flags of a process, at most two of them wrong."""
     wrong = draw(st.sets(st.sampled_from(sorted(WRONG)), max_size=2))
     values = {
-        "port": str(draw(free_ports())),
+        "port": str(draw(FREE_PORTS)),
         **{name: draw(st.sampled_from(values)) for name, values in RIGHT.items()},
         **{name: draw(st.sampled_from(WRONG[name])) for name in sorted(wrong)},
     }
-    coordinator = f"{values['host']}:{values['port']}"
-    flags = {
-        "--coordinator": coordinator,
-        "--num-processes": values["count"],
-        "--process-id": values["number"],
-    }
+    flags = {"--coordinator": f"{values['host']}:{values['port']}"}
+    flags |= {"--num-processes": values["count"], "--process-id": values["number"]}
     more = ["--distributed"] if draw(st.integers(0, 9)) == 0 else []
     return [*more, *(word for pair in flags.items() if pair[1] is not None for word in pair)]
 
@@ -110,8 +67,8 @@ def test_wrong_flags(unconnected, tmp_path):
     @settings(FUZZ, max_examples=FLAGS)
     @given(meetings())
     def check(flags):
-        workdir = ["--workdir", str(tmp_path / "run"), "--join-timeout", "0.05"]
-        outcomes[outcome_of(["train", "quickstart", *workdir, *flags])] += 1
+        workdir = ["--workdir", tmp_path / "run", "--join-timeout", "0.05"]
+        outcomes[outcome_of(["train", "quickstart", *workdir, *flags], SECONDS)[0]] += 1
         assert list(tmp_path.iterdir()) == []
 
     check()
@@ -131,11 +88,7 @@ SLURM = {
 }
 OPEN_MPI = {
     "OMPI_MCA_orte_hnp_uri": [
-        "1531576320.0;tcp://127.0.0.1:34911",
-        "",
-        "x",
-        "1.0;tcp6://[::1]:1",
-        "1;tcp://",
+        *("1531576320.0;tcp://127.0.0.1:34911", "", "x", "1.0;tcp6://[::1]:1", "1;tcp://")
     ],
     "OMPI_COMM_WORLD_SIZE": ["1", "2", "x", "0"],
     "OMPI_COMM_WORLD_RANK": ["0", "1", "x", "9"],
@@ -168,9 +121,9 @@ def test_wrong_environments(unconnected, tmp_path):
             for name in [*SLURM, *OPEN_MPI]:
                 value = job.get(name)
                 patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
-            workdir = ["--workdir", str(tmp_path / "run"), "--join-timeout", "0.05"]
-            code = outcome_of(["train", "quickstart", *workdir, "--distributed"])
-        assert code in (2, 3, "joined")
+            workdir = ["--workdir", tmp_path / "run", "--join-timeout", "0.05"]
+            code, _ = outcome_of(["train", "quickstart", *workdir, "--distributed"], SECONDS)
+        assert code != 0
         outcomes[code] += 1
         assert list(tmp_path.iterdir()) == []
 
@@ -190,29 +143,22 @@ def test_rolls():
     right = st.permutations([{"number": i, "count": 3, "version": "1"} for i in range(3)])
 
     @settings(FUZZ, max_examples=ROLLS)
-    @given(port=free_ports(), roll=st.one_of(right, st.lists(cards, min_size=1, max_size=4)))
+    @given(port=FREE_PORTS, roll=st.one_of(right, st.lists(cards, min_size=1, max_size=4)))
     def check(port, roll):
         roll = [card for card in roll if card["number"] < card["count"]]
-        said = [
-            {
-                "process_id": card["number"],
-                "num_processes": card["count"],
-                "versions": {"jax": card["version"]},
-            }
-            for card in roll
-        ]
+        if not roll:
+            return
 
         def call(card):
+            said = {"process_id": card["number"], "num_processes": card["count"]}
             try:
-                call_roll(f"127.0.0.1:{port}", card, 0.3)
+                call_roll(f"127.0.0.1:{port}", {**said, "versions": {"jax": card["version"]}}, 0.3)
                 return None
             except (UserError, OSError) as error:
                 return error
 
-        if not said:
-            return
-        with time_limit(SECONDS), ThreadPoolExecutor(len(said)) as pool:
-            errors = list(pool.map(call, said))
+        with time_limit(SECONDS), ThreadPoolExecutor(len(roll)) as pool:
+            errors = list(pool.map(call, roll))
         passed = [card for card, error in zip(roll, errors, strict=True) if error is None]
         for error in errors:
             if error is not None:
@@ -224,24 +170,3 @@ def test_rolls():
 
     check()
     assert min(outcomes[True], outcomes[False]) > ROLLS // 10, outcomes
-
-
-def test_settings(monkeypatch):
-    """The settings of the processes differ in one place, or in none."""
-    values = st.dictionaries(
-        st.sampled_from(["workdir", "seed", "model.d_model", "init_from"]),
-        st.one_of(st.none(), st.integers(0, 2), st.sampled_from(["", "a"]), st.just([1])),
-    )
-
-    @settings(FUZZ, max_examples=SETTINGS)
-    @given(st.lists(values, min_size=2, max_size=4))
-    def check(told):
-        monkeypatch.setattr(distributed, "gather", lambda value: told)
-        if all(value == told[0] for value in told):
-            distributed.require_equal(told[0])
-        else:
-            with pytest.raises(UserError, match="must be the same in all processes") as refused:
-                distributed.require_equal(told[0])
-            assert_clear(str(refused.value))
-
-    check()

@@ -5,18 +5,19 @@
 FAMILY and the CHECKOUT of its repository: `recurrentgemma`, `lfm2` and `olmo_hybrid` (package transformers,
 no checkout), `recurrentgemma_flax` (google-deepmind/recurrentgemma), `safari` (HazyResearch/safari),
 `hyenadna` (HazyResearch/hyena-dna), `stripedhyena2` (package vtx, no checkout), `rwkv7` (package rwkv, no
-checkout), `rwkv7_transformers` (package flash-linear-attention, no checkout). Needs the extra `interop`,
+checkout), `rwkv7_transformers` (package flash-linear-attention, no checkout). Of `safari`, `hyenadna` and
+`stripedhyena2` the stored `config.json` says the sizes, and stays. Needs the extra `interop`,
 jaxtyping and typeguard 2.13. What a reference imports but this does not need is replaced by empty modules.
 """
 
 import contextlib
+import functools
 import json
 import os
 import runpy
 import sys
 import tempfile
 import types
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -45,58 +46,36 @@ def tokens_of(vocab_size: int, length: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, vocab_size, (1, length))
 
 
+SIZES = {"vocab_size": 24, "hidden_size": 16}
+"""Of the models of transformers."""
+
+
 def recurrentgemma() -> None:
     from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
-    config = RecurrentGemmaConfig(
-        vocab_size=24,
-        hidden_size=16,
-        num_hidden_layers=4,
-        intermediate_size=48,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        lru_width=20,
-        attention_window_size=6,
-    )
+    sizes = {"num_hidden_layers": 4, "intermediate_size": 48, "lru_width": 20, "attention_window_size": 6}
+    config = RecurrentGemmaConfig(**SIZES, **sizes, num_attention_heads=2, num_key_value_heads=1)
     write_transformers("recurrentgemma", RecurrentGemmaForCausalLM(config))
 
 
 def lfm2() -> None:
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
-    config = Lfm2Config(
-        vocab_size=24,
-        hidden_size=16,
-        num_hidden_layers=3,
-        intermediate_size=30,
-        block_multiple_of=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        full_attn_idxs=[1],
-        max_position_embeddings=64,
-    )
+    sizes = {"num_hidden_layers": 3, "intermediate_size": 30, "block_multiple_of": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config = Lfm2Config(**SIZES, **sizes, full_attn_idxs=[1])
     write_transformers("lfm2", Lfm2ForCausalLM(config))
 
 
 def olmo_hybrid() -> None:
     from transformers import OlmoHybridConfig, OlmoHybridForCausalLM
 
-    config = OlmoHybridConfig(
-        vocab_size=24,
-        hidden_size=16,
-        num_hidden_layers=4,
-        intermediate_size=20,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=6,
-        linear_value_head_dim=10,
-        rope_parameters={"rope_type": "default", "rope_theta": None},
-        pad_token_id=None,
-        eos_token_id=None,
-    )
+    sizes = {"num_hidden_layers": 4, "intermediate_size": 20, "max_position_embeddings": 64}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    sizes |= {"linear_key_head_dim": 6, "linear_value_head_dim": 10}
+    rope = {"rope_type": "default", "rope_theta": None}
+    config = OlmoHybridConfig(**SIZES, **sizes, rope_parameters=rope, pad_token_id=None, eos_token_id=None)
     write_transformers("olmo_hybrid", OlmoHybridForCausalLM(config))
 
 
@@ -119,17 +98,17 @@ def write_expected(family: str, tokens: np.ndarray, logits: Any, lengths: tuple[
     np.savez_compressed(STORED / family / "expected.npz", tokens=tokens.astype(np.int32), **found)
 
 
-def write(
-    family: str, model: Any, config: dict | None, logits: Any, vocab_size: int, lengths: Any = LENGTHS
-) -> None:
-    """A model that is not of transformers: its state and config."""
+def write(family: str, state: dict, logits: Any, vocab_size: int, lengths: Any = LENGTHS) -> None:
+    """A model that is not of transformers: its state and logits."""
     folder = STORED / family
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: value.contiguous().clone() for name, value in model.state_dict().items()}
-    save_file(state, folder / "model.safetensors")
-    if config is not None:
-        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    tensors = {name: value.contiguous().clone() for name, value in state.items()}
+    save_file(tensors, folder / "model.safetensors")
     write_expected(family, tokens_of(vocab_size, lengths[1]), logits, lengths)
+
+
+def stored_config(family: str) -> dict[str, Any]:
+    return json.loads((STORED / family / "config.json").read_text())
 
 
 def module(name: str, **values: Any) -> types.ModuleType:
@@ -162,10 +141,8 @@ def safari(checkout: Path) -> None:
 
     def instantiate(registry: Any, config: Any, partial: bool = False, **options: Any) -> Any:
         config = {"_name_": config} if isinstance(config, str) else dict(config)
-        made = functools_partial(classes[config.pop("_name_")], **config)
-        return made
+        return functools.partial(classes[config.pop("_name_")], **config)
 
-    functools_partial = partial
     for name in ("src", "src.ops", "src.models"):
         module(name)
     registry = module("src.utils.registry", layer=classes)
@@ -178,19 +155,16 @@ def safari(checkout: Path) -> None:
     hyena = runpy.run_path(str(folder / "hyena.py"))
     classes |= {"hyena": hyena["HyenaOperator"], "hyena-filter": hyena["HyenaFilter"]}
     simple_lm = runpy.run_path(str(folder / "simple_lm.py"))
-    layer = {"_name_": "hyena", "emb_dim": 5, "filter_order": 8, "l_max": 24, "w": 14, "modulate": False}
-    layer["lr_pos_emb"] = 0.0
-    config = {"d_model": 12, "n_layer": 2, "d_inner": 20, "vocab_size": 21, "pad_vocab_size_multiple": 8}
-    model = simple_lm["SimpleLMHeadModel"](**config, layer={"order": 3, **layer}, embed_dropout=0.0).eval()
+    config = stored_config("safari")
+    del config["_name_"]
+    model = simple_lm["SimpleLMHeadModel"](**config, embed_dropout=0.0).eval()
     randomize(model)
     tokens = tokens_of(21, LENGTHS[1])
-    write(
-        "safari",
-        model,
-        {"_name_": "lm", **config, "layer": {"order": 3, **layer}},
-        lambda length: model(torch.as_tensor(tokens[:, :length]))[0].logits[..., :21],
-        21,
-    )
+
+    def logits(length: int) -> torch.Tensor:
+        return model(torch.as_tensor(tokens[:, :length]))[0].logits[..., :21]
+
+    write("safari", model.state_dict(), logits, 21)
 
 
 def hyenadna(checkout: Path) -> None:
@@ -199,21 +173,17 @@ def hyenadna(checkout: Path) -> None:
     module("transformers.tokenization_utils", AddedToken=object, PreTrainedTokenizer=object)
     with mock.patch.object(sys, "argv", ["standalone"]):
         found = runpy.run_path(str(checkout / "standalone_hyenadna.py"), run_name="standalone")
-    layer = {"_name_": "hyena", "emb_dim": 5, "filter_order": 8, "l_max": 24, "w": 10, "modulate": True}
-    layer |= {"lr_pos_emb": 0.0, "num_inner_mlps": 2, "order": 2}
-    config = {"d_model": 12, "n_layer": 2, "d_inner": 20, "vocab_size": 12, "pad_vocab_size_multiple": 8}
-    options = {name: value for name, value in layer.items() if name != "_name_"}
-    model = found["HyenaDNAModel"](**config, layer=dict(options), embed_dropout=0.0).eval()
+    config = stored_config("hyenadna")
+    del config["layer"]["_name_"]
+    model = found["HyenaDNAModel"](**config, embed_dropout=0.0).eval()
     randomize(model)
     tokens = tokens_of(12, LENGTHS[1])
     embedding = model.backbone.embeddings.word_embeddings.weight[:12]
-    write(
-        "hyenadna",
-        model,
-        {**config, "layer": layer},
-        lambda length: model(torch.as_tensor(tokens[:, :length])) @ embedding.T,
-        12,
-    )
+
+    def logits(length: int) -> torch.Tensor:
+        return model(torch.as_tensor(tokens[:, :length])) @ embedding.T
+
+    write("hyenadna", model.state_dict(), logits, 12)
 
 
 def stripedhyena2() -> None:
@@ -230,53 +200,11 @@ def stripedhyena2() -> None:
 
     rotary.apply_rotary = apply_rotary
     torch.cuda.device = lambda device: contextlib.nullcontext()
-    settings = {
-        "vocab_size": 256,
-        "hidden_size": 12,
-        "num_filters": 12,
-        "num_layers": 5,
-        "attn_layer_idxs": [3],
-        "hcl_layer_idxs": [2],
-        "hcm_layer_idxs": [1, 4],
-        "hcs_layer_idxs": [0],
-        "hcm_filter_length": 128,
-        "hcl_filter_groups": 12,
-        "hcm_filter_groups": 3,
-        "hcs_filter_groups": 4,
-        "hcs_filter_length": 7,
-        "short_filter_length": 3,
-        "num_attention_heads": 2,
-        "short_filter_bias": False,
-        "eps": 1e-6,
-        "state_size": 4,
-        "rotary_emb_base": 10000,
-        "rotary_emb_scaling_factor": 4,
-        "use_interpolated_rotary_pos_emb": True,
-        "inner_mlp_size": 20,
-        "make_vocab_size_divisible_by": 8,
-        "proj_groups": 1,
-        "column_split_hyena": False,
-        "column_split": True,
-        "interleave": True,
-        "evo2_style_activations": True,
-        "mlp_activation": "gelu",
-        "tie_embeddings": True,
-        "mha_out_proj_bias": True,
-        "hyena_out_proj_bias": True,
-        "qkv_proj_bias": False,
-        "final_norm": True,
-        "max_seqlen": 160,
-    }
-    other = dict.fromkeys(
-        ("hyena_block_dtype", "attn_block_dtype", "mlp_dtype", "params_dtype"), torch.float32
-    )
-    other |= {
-        "use_flash_attn": False,
-        "use_flashfft": False,
-        "model_parallel_size": 1,
-        "pipe_parallel_size": 1,
-    }
-    model = StripedHyena(dotdict({**settings, **other})).float().eval()
+    dtypes = ("hyena_block_dtype", "attn_block_dtype", "mlp_dtype", "params_dtype")
+    settings = {**stored_config("stripedhyena2"), **dict.fromkeys(dtypes, torch.float32)}
+    settings |= {"use_flash_attn": False, "use_flashfft": False}
+    settings |= {"model_parallel_size": 1, "pipe_parallel_size": 1}
+    model = StripedHyena(dotdict(settings)).float().eval()
     randomize(model)
     with torch.no_grad():
         for name, value in model.named_parameters():
@@ -288,23 +216,17 @@ def stripedhyena2() -> None:
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
     model.custom_load_state_dict(state)
     tokens = tokens_of(256, 140)
-    kept = types.SimpleNamespace(state_dict=lambda: state)
-    write(
-        "stripedhyena2",
-        kept,
-        settings,
-        lambda length: model(torch.as_tensor(tokens[:, :length]))[0],
-        256,
-        (9, 140),
-    )
+
+    def logits(length: int) -> torch.Tensor:
+        return model(torch.as_tensor(tokens[:, :length]))[0]
+
+    write("stripedhyena2", state, logits, 256, (9, 140))
 
 
 def random_rwkv7(n_layers: int, width: int, head_dim: int, hidden: int, size: int) -> dict[str, torch.Tensor]:
     """Random tensors by the names and shapes of RWKV-LM's `model.py`."""
-    ranks, shapes = (
-        {"w": 3, "a": 5, "v": 2, "g": 6},
-        {"emb.weight": (size, width), "head.weight": (size, width)},
-    )
+    ranks = {"w": 3, "a": 5, "v": 2, "g": 6}
+    shapes = {"emb.weight": (size, width), "head.weight": (size, width)}
     norms = ["ln_out", "blocks.0.ln0"]
     for i in range(n_layers):
         block, att = f"blocks.{i}", f"blocks.{i}.att"
@@ -334,12 +256,11 @@ def rwkv7() -> None:
     with tempfile.TemporaryDirectory() as folder:
         torch.save(state, f"{folder}/model.pth")
         model = RWKV(f"{folder}/model", "cpu fp32")
-    kept = types.SimpleNamespace(state_dict=lambda: state)
 
     def logits(length: int) -> torch.Tensor:
         return model.forward(tokens[0, :length].tolist(), None, full_output=True)[0][None]
 
-    write("rwkv7", kept, None, logits, 24)
+    write("rwkv7", state, logits, 24)
 
 
 def rwkv7_transformers() -> None:
@@ -374,19 +295,9 @@ def rwkv7_without_kernels() -> torch.nn.Module:
     layers.chunk_rwkv7, layers.gate_output_correction = rule, corrected
     layers.fused_mul_recurrent_rwkv7 = lambda r, w, k, v, kk, a, **_: rule(r, w, k, v, -kk, kk * a)
     ranks = {"decay_low_rank_dim": 3, "a_low_rank_dim": 5, "v_low_rank_dim": 2, "gate_low_rank_dim": 6}
-    config = RWKV7Config(
-        hidden_size=12,
-        num_hidden_layers=3,
-        head_dim=4,
-        intermediate_size=20,
-        vocab_size=24,
-        fuse_norm=False,
-        fuse_cross_entropy=False,
-        use_l2warp=False,
-        hidden_act="sqrelu",
-        **ranks,
-    )
-    return RWKV7ForCausalLM(config)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 3, "head_dim": 4, "intermediate_size": 20}
+    plain = {"fuse_norm": False, "fuse_cross_entropy": False, "use_l2warp": False, "hidden_act": "sqrelu"}
+    return RWKV7ForCausalLM(RWKV7Config(vocab_size=24, **sizes, **plain, **ranks))
 
 
 def recurrentgemma_flax(checkout: Path) -> None:

@@ -60,7 +60,7 @@ def settings(folder, **values):
 
 NORM = "model.layers.0.operator_norm.weight"
 QUERY = "model.layers.1.self_attn.q_proj.weight"
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 DELTAS = "backbone.layers.0.mixer.filter_fn.modulation.deltas"
 FREQUENCIES = "backbone.layers.1.mixer.filter_fn.implicit_filter.5.freq"
 POLES = "blocks.2.filter.log_poles"
@@ -78,32 +78,17 @@ def not_finite(tensors):
         ("lfm2", {NORM: lambda x: x[:-1]}, rf"the tensor {NORM} must be \(16,\) by the config"),
         ("lfm2", {NORM: np.int32}, rf"{NORM} must be of dtype .*, got I32"),
         ("lfm2", not_finite, f"the tensor {QUERY} must be finite as float32"),
+        ("lfm2", lambda t: t.update({HEAD: t[EMBEDDING] + 1}), f"the tensor {HEAD} must equal {EMBEDDING}"),
+        ("lfm2", lambda t: t.update({HEAD: t.pop(EMBEDDING)}), rf"{EMBEDDING} \(24, 16\) is missing"),
         (
             "lfm2",
-            lambda t: t.update({"lm_head.weight": t[EMBEDDING] + 1}),
-            f"the tensor lm_head.weight must equal {EMBEDDING}",
-        ),
-        (
-            "lfm2",
-            lambda t: t.update({"lm_head.weight": t.pop(EMBEDDING)}),
-            rf"the tensor {EMBEDDING} \(24, 16\) is missing",
-        ),
-        (
-            "lfm2",
-            lambda t: t.update({"lm_head.weight": t[EMBEDDING], EMBEDDING: t[EMBEDDING].astype(np.int8)}),
+            lambda t: t.update({HEAD: t[EMBEDDING], EMBEDDING: t[EMBEDDING].astype(np.int8)}),
             f"{EMBEDDING} must be of dtype .*, got I8",
         ),
         ("rwkv7", {"blocks.1.att.v1": None}, "the tensor blocks.1.att.v1 is missing, whose"),
-        ("rwkv7", {"blocks.2.att.x_g": None}, r"the tensor blocks.2.att.x_g \(1, 1, 12\) is missing"),
-        ("rwkv7", {"ln_out.bias": MORE}, r"ln_out.bias must be \(12,\) by"),
-        ("rwkv7", {"more": MORE}, r"the tensor more \(3,\) is unexpected"),
         ("rwkv7", {"blocks.0.att.r_k": np.zeros((5, 2), np.float32)}, "n_heads .*5"),
         ("rwkv7", {"blocks.0.att.g1": MORE}, "att.g1 must be of 2 axes"),
-        (
-            "hyenadna",
-            {DELTAS: lambda x: 2 * x},
-            "modulation.deltas must be the constant that the config impl",
-        ),
+        ("hyenadna", {DELTAS: lambda x: 2 * x}, "deltas must be the constant that the config implies"),
         ("hyenadna", {"head.output_transform.bias": MORE}, "tensor must be no classifier's"),
         ("safari", {FREQUENCIES: lambda x: x + 1}, f"the tensor {FREQUENCIES} must equal"),
         ("stripedhyena2", {POLES: np.negative}, f"the tensor {POLES} must be finite"),  # they would grow
@@ -118,14 +103,12 @@ def test_tensors_that_do_not_fit_are_named(stored, refused, family, change, mess
     [
         ("lfm2", {"num_hidden_layers": None}, "config.json: num_hidden_layers is missing"),
         ("lfm2", {"hidden_size": "16"}, "config.json: hidden_size must be an int, at least 1, got '16'"),
-        ("lfm2", {"hidden_size": 32}, "the tensor model.embed_tokens.weight must be (24, 32) by the config"),
         ("lfm2", {"conv_bias": True}, "config.json: conv_bias must be False: no other is supported, got Tr"),
         ("lfm2", {"model_type": "llama"}, "config.json: model_type must be 'lfm2': no other is supported"),
         ("lfm2", {"layer_types": ["conv"]}, "config.json: layer_types must be 3 layers, got 1"),
         ("lfm2", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type must be 'default'"),
         ("lfm2", {"rope_parameters": {"type": "linear", "factor": 4.0}}, "type must be 'default'"),
         ("lfm2", {"rope_parameters": {"full_attention": {}}}, "rope_parameters: full_attention must be None"),
-        ("lfm2", {"intermediate_size": None}, "config.json: intermediate_size is missing"),
         ("lfm2", {"num_hidden_layers": 2**31 - 1}, "num_hidden_layers must be at most 1024, got 2147"),
         ("lfm2", {"hidden_size": 10**3000}, "config.json: hidden_size must be at most 1048576, got 1000"),
         # The names of many more layers than the file has: compared before a model of that size is traced.
@@ -136,11 +119,7 @@ def test_tensors_that_do_not_fit_are_named(stored, refused, family, change, mess
         ),
         ("rwkv7", {"head_dim": 5}, "config.json: head_dim must be a divisor of hidden_size=12, got 5"),
         ("rwkv7", {"value_dim": [24, 12, 12]}, "value_dim must be hidden_size=12 in all layers"),
-        (
-            "rwkv7",
-            {"decay_low_rank_dim": 4},
-            "w_lora.lora.0.weight must be (4, 12) by the config, got (3, 12)",
-        ),
+        ("rwkv7", {"decay_low_rank_dim": 4}, "w_lora.lora.0.weight must be (4, 12) by the config, got (3"),
         ("rwkv7", {"hidden_act": "silu"}, "config.json: hidden_act must be 'sqrelu'"),
         *(
             ("hyenadna", {"layer": {"shift": x}}, f"layer: shift must be a number of at least 0, got {x!r}")
@@ -165,9 +144,10 @@ def test_configs_that_contradict_the_tensors(stored, refused, family, values, me
     assert message in refused(family, settings(folder, auto_map={"AutoModel": "evil.Model"}, **values))
 
 
-def test_a_shift_of_0_is_one(stored):
-    folder = settings(stored("hyenadna"), layer={"shift": 0})
-    model = safari.read_hyenadna(folder, read_tensors(folder), Options()).model
+@pytest.mark.parametrize(("layer", "option"), [({"shift": 0}, None), ({}, 0.0)])
+def test_a_shift_of_0_is_one(stored, layer, option):
+    folder = settings(stored("hyenadna"), layer=layer)
+    model = safari.read_hyenadna(folder, read_tensors(folder), Options(window_shift=option)).model
     assert model.pattern[0].filter.window_shift == 0
 
 
@@ -194,8 +174,6 @@ def test_layers_share_the_times_of_their_filters():
     ("text", "message"),
     [
         ("a: !!bool x", "not YAML: KeyError: 'x'"),
-        ("a: !!timestamp x", "not YAML: AttributeError"),
-        ("a: !!int ''", "not YAML: IndexError"),
         ("a: [", "not YAML: ParserError"),
         ("a: &a [1]\nb: *a", "YAML with aliases is not supported"),
         (f"a: {'[' * 20_000}", "YAML must be at most"),

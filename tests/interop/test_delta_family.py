@@ -13,17 +13,17 @@ import math
 from pathlib import Path
 from typing import Optional
 
-import grouped_heads
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 from references import STORED
 from tolerances import assert_close
 
 import hyena_jax
 from hyena_jax.config import GatedDelta2Config, KDAConfig, Mamba3Config
-from hyena_jax.interop.convert import FORMATS, convert
+from hyena_jax.interop.convert import FORMATS
 from hyena_jax.interop.family import Options
 from hyena_jax.interop.tensors import read_tensors
 from hyena_jax.mixers import mixer_class
@@ -44,13 +44,8 @@ def functions(package, path, *names):
         pytest.skip(f"needs {package}")
     source = (Path(found.origin).parent / path).read_text()
     kept = [node for node in ast.parse(source).body if getattr(node, "name", None) in names]
-    scope = {
-        "torch": torch,
-        "F": functional,
-        "math": math,
-        "Optional": Optional,
-        "rearrange": einops.rearrange,
-    }
+    scope = {"torch": torch, "F": functional, "math": math, "Optional": Optional}
+    scope["rearrange"] = einops.rearrange
     exec(compile(ast.Module(kept, []), path, "exec"), scope)
     return [scope[name] for name in names]
 
@@ -154,14 +149,7 @@ def check_layer(config, d_model, theirs):
     params = {path: random(i, path, leaf.shape) for i, (path, leaf) in enumerate(shapes.items())}
 
     def ours(x, **params):
-        nested = {}
-        for path, value in params.items():
-            *folders, name = path.split("/")
-            place = nested
-            for folder in folders:
-                place = place.setdefault(folder, {})
-            place[name] = value
-        return (module.apply({"params": nested}, x),)
+        return (module.apply({"params": unflatten_dict(params, sep="/")}, x),)
 
     check(ours, lambda x, **params: (theirs(params, x),), {"x": x, **params})
 
@@ -319,22 +307,6 @@ def olmo_hybrid(monkeypatch):
     modeling = pytest.importorskip("transformers.models.olmo_hybrid.modeling_olmo_hybrid")
     model = without_kernels(monkeypatch, modeling).OlmoHybridForCausalLM
     return model.from_pretrained(STORED / "olmo_hybrid", dtype=torch.float32)
-
-
-def test_grouped_heads_of_olmo_hybrid(tmp_path, monkeypatch):
-    """Logits, with two heads of values for each of keys."""
-    modeling = pytest.importorskip("transformers.models.olmo_hybrid.modeling_olmo_hybrid")
-    source, folder = tmp_path / "source", tmp_path / "run"
-    grouped_heads.write_folder(source)
-    model = without_kernels(monkeypatch, modeling).OlmoHybridForCausalLM
-    theirs = model.from_pretrained(source, dtype=torch.float32)
-    tokens = np.random.default_rng(2).integers(0, 24, (B, 23))
-    with torch.no_grad():
-        logits = theirs(torch.as_tensor(tokens), use_cache=False).logits.numpy()
-    convert("olmo_hybrid", source, folder, Options())
-    run = hyena_jax.load_run(folder)
-    ours = run.model.apply({"params": run.params}, tokens)
-    np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-4)
 
 
 def rwkv7_transformers(monkeypatch):

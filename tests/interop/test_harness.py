@@ -19,6 +19,7 @@ pytestmark = pytest.mark.interop
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
 pytest.importorskip("accelerate", reason="the extra interop is not installed")
 harness = pytest.importorskip("hyena_jax.scoring.harness")
+Instance = pytest.importorskip("lm_eval.api.instance").Instance
 STORED = Path(__file__).parent / "stored"
 
 DOCUMENTS = [
@@ -121,7 +122,6 @@ def test_figures_are_those_of_the_export(run_and_export, tasks, monkeypatch):
 
 def test_requests_equal_those_of_the_export(run_and_export):
     """Log-likelihoods, whether they are greedy, and continuations, one by one."""
-    from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
     run, export = run_and_export
@@ -144,8 +144,6 @@ def test_requests_equal_those_of_the_export(run_and_export):
 
 
 def test_samples_of_one_context_differ_and_do_not_depend_on_the_batch(run_and_export):
-    from lm_eval.api.instance import Instance
-
     drawn = {"until": [], "max_gen_toks": 6, "do_sample": True, "temperature": 1.0, "top_p": 0.9}
     once = Instance("generate_until", {}, ("A cat", drawn), 0)
     other = Instance("generate_until", {}, ("Birds", drawn), 1)
@@ -157,8 +155,6 @@ def test_samples_of_one_context_differ_and_do_not_depend_on_the_batch(run_and_ex
 
 
 def test_a_text_ends_at_the_token_of_its_end(run_and_export):
-    from lm_eval.api.instance import Instance
-
     model = harness.HarnessModel(run_and_export[0])
     prompt = np.array(model.tok_encode("A cat"))
     request = model.run.request(6, SamplingRule(greedy=True))
@@ -173,13 +169,10 @@ def test_a_text_ends_at_the_token_of_its_end(run_and_export):
     ("name", "value"), [("num_beams", 4), ("repetition_penalty", 1.2), ("typical_p", 0.5)]
 )
 def test_options_that_would_change_the_text_are_refused(run_and_export, name, value):
-    from lm_eval.api.instance import Instance
-
     options = {"until": [], "max_gen_toks": 6, "do_sample": False, name: value}
+    request = Instance("generate_until", {}, ("A", options), 0)
     with pytest.raises(UserError, match=f"{name} of the task's generation_kwargs must be .*, got {value}"):
-        harness.HarnessModel(run_and_export[0]).generate_until(
-            [Instance("generate_until", {}, ("A", options), 0)]
-        )
+        harness.HarnessModel(run_and_export[0]).generate_until([request])
 
 
 def test_the_command(run_and_export, tasks, tmp_path, capsys, monkeypatch):

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 from references import STORED
-from safetensors.numpy import load_file
 
 import hyena_jax
 from hyena_jax.interop import lfm2, olmo_hybrid, recurrentgemma, safari
@@ -47,11 +46,6 @@ def test_safari_s_config_may_be_a_part_of_a_file(tmp_path, name):
     model = safari_of(config=tmp_path / "all.json").model
     assert model == safari_of().model
     assert (model.vocab_size, model.vocab_multiple) == (21, 8)  # without its padding
-
-
-def test_deltas_are_stored_where_they_have_no_effect():
-    names = load_file(STORED / "safari" / "model.safetensors").keys()
-    assert "backbone.layers.0.mixer.filter_fn.modulation.deltas" in names
 
 
 def test_recurrentgemma_s_older_files_have_the_rotary_settings_at_the_top():
@@ -117,46 +111,34 @@ def test_olmo_hybrid_s_files_have_several_sets_of_names():
             np.testing.assert_array_equal(again[name], x)
 
 
-def renamed(old: str, new: str, keeps: bool = False):
-    """A change of tensors: one name for another, or both."""
-    return lambda tensors: {**tensors, new: tensors[old] if keeps else tensors.pop(old)}
-
-
-DELTA, LAST = "model.layers.0", "model.layers.3"
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("layer", "old", "new", "keeps", "message"),
     [
+        (0, "attention_layer_norm", "input_layernorm", True, "must have one tensor {new}, got two by differ"),
+        (0, "linear_attn.q_conv1d", "linear_attn.conv1d", True, "must have one tensor {new}, got"),
         (
-            renamed(f"{DELTA}.attention_layer_norm.weight", f"{DELTA}.input_layernorm.weight", keeps=True),
-            f"must have one tensor {DELTA}.input_layernorm.weight, got two by different names",
+            *(0, "attention_layer_norm", "post_feedforward_layernorm", False),
+            "norms before gated delta layers and their MLPs, .*, got {layer} with linear_attn and post_feed",
         ),
         (
-            renamed(f"{DELTA}.linear_attn.q_conv1d.weight", f"{DELTA}.linear_attn.conv1d.weight", keeps=True),
-            f"must have one tensor {DELTA}.linear_attn.conv1d.weight, got",
-        ),
-        (
-            renamed(f"{DELTA}.attention_layer_norm.weight", f"{DELTA}.post_feedforward_layernorm.weight"),
-            f"norms before gated delta layers and their MLPs, .*, got {DELTA} with linear_attn and post_feed",
-        ),
-        (
-            renamed(f"{LAST}.post_feedforward_layernorm.weight", f"{LAST}.attention_layer_norm.weight"),
-            f"norms after attention and their MLPs, .*, got {LAST} with self_attn and input_layernorm",
-        ),
-        (
-            lambda tensors: (
-                tensors | {f"{DELTA}.linear_attn.q_conv1d.weight": tensor_of(np.zeros((15, 1, 3)))}
-            ),
-            "of one width and dtype, got",
+            *(3, "post_feedforward_layernorm", "attention_layer_norm", False),
+            "norms after attention and their MLPs, .*, got {layer} with self_attn and input_layernorm",
         ),
     ],
 )
-def test_olmo_hybrid_s_names_that_are_unclear(change, message):
-    tensors = change(dict(read_tensors(STORED / "olmo_hybrid")))
-    with pytest.raises(UserError, match=message) as error:
+def test_olmo_hybrid_s_names_that_are_unclear(layer, old, new, keeps, message):
+    tensors, layer = dict(read_tensors(STORED / "olmo_hybrid")), f"model.layers.{layer}"
+    old, new = f"{layer}.{old}.weight", f"{layer}.{new}.weight"
+    tensors[new] = tensors[old] if keeps else tensors.pop(old)
+    with pytest.raises(UserError, match=message.format(layer=layer, new=new)) as error:
         olmo_hybrid_of(tensors)
     assert "\n" not in str(error.value)
+
+
+def test_olmo_hybrid_s_taps_of_several_widths():
+    taps = {"model.layers.0.linear_attn.q_conv1d.weight": tensor_of(np.zeros((15, 1, 3)))}
+    with pytest.raises(UserError, match="of one width and dtype, got"):
+        olmo_hybrid_of({**read_tensors(STORED / "olmo_hybrid"), **taps})
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """The code that published the weights, with random values in every tensor: run with -m interop."""
 
 import io
+import json
 
 import grouped_heads
 import numpy as np
 import pytest
-from references import expected
+from references import expected, logits_of
 
 import hyena_jax
 from hyena_jax import cli
@@ -31,14 +32,11 @@ def logits_of_transformers(folder, tokens):
 @pytest.mark.parametrize("family", ["recurrentgemma", "lfm2", "olmo_hybrid"])
 def test_transformers_loads_an_export(converted, tmp_path, family):
     """At a length beyond the window: the export says one more, so that transformers sees the same keys."""
-    run = hyena_jax.load_run(converted(family))
-    transformers_folder.write(
-        tmp_path / "export", run.experiment.model, run.params, run.folder.encoding, "card"
-    )
+    run, export = hyena_jax.load_run(converted(family)), tmp_path / "export"
+    transformers_folder.write(export, run.experiment.model, run.params, run.folder.encoding, "card")
     for tokens, _ in expected(family):
-        ours = run.model.apply({"params": run.params}, tokens)
-        theirs = logits_of_transformers(tmp_path / "export", tokens)
-        assert np.abs(np.asarray(ours) - theirs).max() < 1e-4
+        theirs = logits_of_transformers(export, tokens)
+        assert np.abs(logits_of(run.model, run.params, tokens) - theirs).max() < 1e-4
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -48,7 +46,7 @@ def test_transformers_reads_more_heads_of_values_than_of_keys(tmp_path):
     assert cli.main(list(map(str, command))) == 0
     run, (tokens, _) = hyena_jax.load_run(tmp_path / "run"), expected("olmo_hybrid")[1]
     theirs = logits_of_transformers(tmp_path / "theirs", tokens)
-    assert np.abs(np.asarray(run.model.apply({"params": run.params}, tokens)) - theirs).max() < 1e-4
+    assert np.abs(logits_of(run.model, run.params, tokens) - theirs).max() < 1e-4
 
 
 def test_a_pytorch_file_is_read_as_safetensors_are(stored, tmp_path):
@@ -60,7 +58,7 @@ def test_a_pytorch_file_is_read_as_safetensors_are(stored, tmp_path):
     assert cli.main(list(map(str, [*command, "--output", tmp_path / "run"]))) == 0
     run = hyena_jax.load_run(tmp_path / "run")
     tokens, logits = expected("safari")[1]
-    assert np.abs(np.asarray(run.model.apply({"params": run.params}, tokens)) - logits).max() < 1e-4
+    assert np.abs(logits_of(run.model, run.params, tokens) - logits).max() < 1e-4
 
 
 def test_bfloat16_of_pytorch(tmp_path):
@@ -103,8 +101,6 @@ def test_truncated_pytorch_files(tmp_path, keep):
 
 
 def test_evo_2_s_config_is_yaml(stored, tmp_path):
-    import json
-
     import yaml
 
     folder = stored("stripedhyena2")
@@ -127,16 +123,10 @@ def test_sentence_pieces(tmp_path):
 
     text = "the quick brown fox jumps over the lazy dog\n" * 50
     with open(tmp_path / "x.model", "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(text.splitlines()),
-            model_writer=file,
-            vocab_size=300,
-            byte_fallback=True,
-            model_type="bpe",
-            normalization_rule_name="identity",
-            hard_vocab_limit=False,
-            minloglevel=2,
-        )
+        options = {"vocab_size": 300, "hard_vocab_limit": False, "byte_fallback": True, "model_type": "bpe"}
+        options |= {"normalization_rule_name": "identity", "minloglevel": 2}
+        lines = iter(text.splitlines())
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=file, **options)
     config = TextConfig(tokenizer="sentencepiece", tokenizer_path=str(tmp_path / "x.model"), bos=1)
     tokenizer = build_tokenizer(config)
     assert tokenizer_from_json(tokenizer.to_json()) == tokenizer

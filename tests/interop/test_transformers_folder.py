@@ -46,14 +46,12 @@ def test_an_export_is_converted_to_the_same_bits(converted, tmp_path, family, ca
 
 
 def test_transformers_is_told_a_window_of_one_more(converted, tmp_path):
-    run = hyena_jax.load_run(converted("recurrentgemma"))
-    transformers_folder.write(
-        tmp_path / "export", run.experiment.model, run.params, run.folder.encoding, "card"
-    )
-    values = json.loads((tmp_path / "export" / "config.json").read_text())
+    run, folder = hyena_jax.load_run(converted("recurrentgemma")), tmp_path / "export"
+    transformers_folder.write(folder, run.experiment.model, run.params, run.folder.encoding, "card")
+    values = json.loads((folder / "config.json").read_text())
     assert values["attention_window_size"] == 7
     assert values["intermediate_size"] == 48
-    assert "lm_head.weight" not in load_file(tmp_path / "export" / "model.safetensors")
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
 
 
 NO_FFN = {"ffn": "none", "d_ff": None, "ffn_bias": True}

@@ -25,13 +25,8 @@ def modules() -> str:
     """A table for the package and one for each folder in it."""
     lines = []
     for folder in sorted(path.parent for path in PACKAGE.rglob("__init__.py")):
-        inside = folder.relative_to(PACKAGE)
-        lines += [
-            f"### {'hyena_jax' if folder == PACKAGE else f'{inside}/'}",
-            "",
-            first_sentence(folder / "__init__.py") + ".",
-            "",
-        ]
+        name = "hyena_jax" if folder == PACKAGE else f"{folder.relative_to(PACKAGE)}/"
+        lines += [f"### {name}", "", f"{first_sentence(folder / '__init__.py')}.", ""]
         lines += ["| file | what it holds |", "|---|---|"]
         for file in sorted(folder.glob("*.py")):
             if file.name != "__init__.py":

@@ -62,9 +62,8 @@ def table(name: str, module: type) -> str:
     """The section of one module."""
     summary = inspect.getdoc(module).splitlines()[0]
     rows = [f"| `{e.path}` | {f'`[{e.shape}]`' if e.shape else ''} | {e.layout} |" for e in entries(module)]
-    return "\n".join(
-        [f"### `{name}`\n", summary, "", "| path | shape | layout |", "|---|---|---|", *rows, ""]
-    )
+    head = ["| path | shape | layout |", "|---|---|---|"]
+    return "\n".join([f"### `{name}`\n", summary, "", *head, *rows, ""])
 
 
 def render() -> str:
@@ -74,12 +73,8 @@ def render() -> str:
     from hyena_jax.models import Autoencoder, ImageClassifier, LanguageModel
     from hyena_jax.models.blocks import Block
 
-    models = {
-        "language_model": LanguageModel,
-        "image_classifier": ImageClassifier,
-        "autoencoder": Autoencoder,
-        "block": Block,
-    }
+    models = {"language_model": LanguageModel, "image_classifier": ImageClassifier}
+    models |= {"autoencoder": Autoencoder, "block": Block}
     parts = [HEAD]
     for title, modules in (("Models", models), ("Mixers", MIXERS), ("Filters", FILTERS)):
         parts.append(f"## {title}\n")

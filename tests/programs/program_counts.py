@@ -33,10 +33,8 @@ Counts = dict[str, dict[str, float]]
 
 def versions(is_tpu: bool) -> str:
     """The key of the counts."""
-    packages = ["jax", "jaxlib", *(["libtpu"] if is_tpu else [])]
-    return ", ".join(
-        ["v5e" if is_tpu else "cpu", *(f"{name} {importlib.metadata.version(name)}" for name in packages)]
-    )
+    chip, packages = ("v5e", ("jax", "jaxlib", "libtpu")) if is_tpu else ("cpu", ("jax", "jaxlib"))
+    return ", ".join([chip, *(f"{name} {importlib.metadata.version(name)}" for name in packages)])
 
 
 def start(is_tpu: bool) -> None:
@@ -112,12 +110,8 @@ def in_jaxpr(jaxpr: Any) -> dict[str, float]:
     from hyena_jax.ops.counts import count_jaxpr
 
     work = count_jaxpr(jaxpr.jaxpr)
-    return {
-        "products": work.products,
-        "transforms": round(work.transforms),
-        "elementwise": work.other,
-        "bytes": work.bytes,
-    }
+    counts = {"products": work.products, "transforms": round(work.transforms)}
+    return {**counts, "elementwise": work.other, "bytes": work.bytes}
 
 
 def in_program(text: str) -> dict[str, float]:
@@ -147,11 +141,8 @@ def differences(kept: Counts, found: Counts) -> Iterator[str]:
         for what, value in found[name].items():
             before = kept[name].get(what)
             if before != value:
-                yield (
-                    f"{name}: {what} {before:,g} -> {value:,g}"
-                    if before is not None
-                    else f"{name}: {what} is new"
-                )
+                change = "is new" if before is None else f"{before:,g} -> {value:,g}"
+                yield f"{name}: {what} {change}"
 
 
 def main(arguments: list[str]) -> int:
