@@ -76,7 +76,8 @@ def test_tables_have_the_measured_values(script):
         "model pile_hyena:153m": about | {"rows": [model], "roofline": rates},
         "plan pile_hyena:153m": {"plans": [plan]},
     }
-    shown = script.tables({"steps": {name: {"results": found} for name, found in steps.items()}})
+    whole = {"steps": {name: {"results": found} for name, found in steps.items()}}
+    shown = script.tables(whole)
     assert "2 x TPU v5 lite, JAX 9, Python 8." in shown
     assert "1 of 2 right; wrong: b" in shown
     assert "| hawk | 2,048 | 2 | 2 |" in shown
@@ -85,7 +86,6 @@ def test_tables_have_the_measured_values(script):
         line for line in shown.splitlines() if line.startswith("| pile_hyena:153m | 2 | 500,000 | 1.50")
     )
     assert line.endswith("| 0.8 to 1; differs most by products (+0.8 ms) |")  # 6 x 197e6 x 5e5 / (2 x 197e12)
-    whole = {"steps": {name: {"results": found} for name, found in steps.items()}}
     assert script._chip(whole) == "v5e"
     names = [step.name for step in script.steps(False, "v5e")]
     assert names.index("plan mamba2_130m") == names.index("model mamba2_130m") + 1
@@ -115,11 +115,7 @@ def test_the_notebook_runs(tmp_path):
             exec("\n".join(line for line in lines if not line.startswith("!")), found)
             for line in (line[1:] for line in lines if line.startswith("!") and "pip install" not in line):
                 done = subprocess.run(
-                    line.format(**found),
-                    shell=True,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
+                    line.format(**found), shell=True, env=environment, capture_output=True, text=True
                 )
                 assert done.returncode == 0, done.stderr
     finally:

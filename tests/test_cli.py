@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from grid import in_wide
 from idx_files import write_pair
@@ -81,17 +80,15 @@ def test_train_evaluate_generate(workdir, text, capsys):
         assert name in output
     assert run("eval", workdir, "--path", text, "--step", "best", "--batch-size", "3") == 0
     capsys.readouterr()
-    assert run("generate", workdir, "--prompt", "the", "--max-new-tokens", 12, "--greedy") == 0
+    generate = ["generate", workdir, "--prompt", "the", "--max-new-tokens", 12]
+    assert run(*generate, "--greedy") == 0
     greedy = capsys.readouterr().out
     assert greedy.startswith("the")
-    assert (
-        run("generate", workdir, "--prompt", "the", "--max-new-tokens", 12, "--top-k", 1, "--num-samples", 2)
-        == 0
-    )
+    assert run(*generate, "--top-k", 1, "--num-samples", 2) == 0
     assert capsys.readouterr().out == f"--- sample 1\n{greedy}--- sample 2\n{greedy}"
     drawn = []
     for seed in (1, 2, 1):
-        assert run("generate", workdir, "--prompt", "the", "--max-new-tokens", 12, "--seed", seed) == 0
+        assert run(*generate, "--seed", seed) == 0
         drawn.append(capsys.readouterr().out)
     assert drawn[0] == drawn[2] != drawn[1]
 
@@ -123,8 +120,7 @@ def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
     assert text.endswith(two)
     assert lines[0]["text"].startswith(text)
     capsys.readouterr()
-    before, earlier = output.read_text(), tmp_path / "earlier.npz"
-    np.savez(earlier, about="{}")
+    before = output.read_text()
     for arguments, message in (
         (["--prompt", "the", "--output", output], "output must be a file that does not exist yet"),
         (["--prompt", "the", "--save-state", tmp_path / "no" / "state"], "in an existing folder"),
@@ -134,8 +130,6 @@ def test_generate_many_save_and_go_on(workdir, tmp_path, capsys):
             ["--prompt", "the", "--on-full", "error", "--max-new-tokens", 10**6],
             "--max-new-tokens must be at most",
         ),
-        (["--load-state", output], "cannot be read: "),
-        (["--load-state", earlier], "was saved by an earlier version, in format 1; read the prompts again"),
         ([], "prompt must be given"),
     ):
         assert run("generate", workdir, *arguments) == 2
@@ -169,9 +163,8 @@ def test_show(text, tmp_path, capsys):
     assert len(data["labels"]) == 3
     assert data["layers"][0]["besideTitle"] == "run run, layer 1, hyena: mixing matrix"
     assert data["layers"][0]["views"] == data["layers"][0]["beside"]
-    before = {path: path.read_bytes() for path in (page, workdir / "show.html")}
-    (tmp_path / "latin").write_bytes(b"caf\xe9")
     (tmp_path / "wide").write_text("the", encoding="utf-16")
+    before = {path: path.read_bytes() for path in (page, workdir / "show.html")}
     for arguments, message in (
         (["--text", "the", "--output", page], "output must be a file that does not exist yet"),
         (["--text", "the", "--path", "a"], "--path must be None together with text"),
@@ -179,7 +172,6 @@ def test_show(text, tmp_path, capsys):
         (["--max-tokens", 513], "--max-tokens must be in 1..512"),
         (["--index", 10**6], "--index must be in 0.."),
         (["--path", tmp_path / "none"], "cannot be read"),
-        (["--path", tmp_path / "latin"], "--path must hold UTF-8 text"),
         (["--path", tmp_path / "wide"], "wide' looks like UTF-16: convert it to UTF-8"),
         (["--text", "the", "--beside", tmp_path], "holds no run"),
         (["--text", "the", "--step", "7"], "--step must be 'latest'"),
@@ -189,7 +181,7 @@ def test_show(text, tmp_path, capsys):
         assert message in error
         assert error.count("\n") == 1
     assert {path: path.read_bytes() for path in before} == before
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "page.html", "latin", "wide"}
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "page.html", "wide"}
 
 
 def test_show_says_how_large_its_page_is(tmp_path, monkeypatch, capsys):
@@ -211,8 +203,7 @@ SMALL_IMAGES = """
 def test_train_evaluate_images(tmp_path, capsys):
     path, other = (write_pair(tmp_path / name, n) for name, n in (("some", 40), ("other", 7)))
     folder = tmp_path / "run"
-    command = ["train", "images:softmax", "--workdir", folder, "--data.path", path, *SMALL_IMAGES]
-    assert run(*command) == 0
+    assert run("train", "images:softmax", "--workdir", folder, "--data.path", path, *SMALL_IMAGES) == 0
     assert "of 3 right, drawn in" in capsys.readouterr().out
     assert (folder / "predictions.png").exists()
     assert run("eval", folder) == 0
@@ -226,11 +217,6 @@ def test_train_evaluate_images(tmp_path, capsys):
     assert not data["layers"][0]["views"][0]["triangle"]
     assert run("show", folder, "--text", "a") == 2
     assert "workdir must be a run on text" in capsys.readouterr().err
-    assert run("eval", folder, "--path", other, "--step", "best") == 0
-    output = capsys.readouterr().out.split()
-    assert output[output.index("images") + 1] == "7"
-    assert run(*command) == 0
-    assert "already trained to step 4" in capsys.readouterr().out
     assert run("generate", folder, "--prompt", "a") == 2
     assert "workdir must be a run on text" in capsys.readouterr().err
 
@@ -270,21 +256,13 @@ def test_resume_takes_config_and_data_from_the_folder(workdir, text, capsys):
         f"data.path: {str(text)!r} -> None; hyena-jax train --resume {workdir} reads the earlier ones"
         in error
     )
-    assert run("train", "--resume", workdir, "--seed", 3) == 2
-    assert "holds a different experiment: seed: 0 -> 3" in capsys.readouterr().err
 
 
 NEW = "train quickstart --workdir {tmp}/new"
 WRONG = {
-    "unknown config": ("train quickstrat --workdir x", "did you mean 'quickstart'"),
-    "missing config file": ("train no/such.py --workdir x", "'no/such.py' is not a file"),
     "broken config file": ("train {tmp}/broken.py --workdir x", "SyntaxError"),
-    "unknown variant": ("train shakespeare_cpu:rnn --workdir x", "variant 'rnn' is unknown"),
     "missing text": (f"{NEW} --data.path {{tmp}}/nothing", "--data.path must be an existing"),
-    "empty text": (f"{NEW} --data.path {{tmp}}/empty.txt", "empty"),
-    "undecodable text": (f"{NEW} --data.path {{tmp}}/latin.txt", "UTF-8"),
     "too short text": (f"{NEW} --data.path {{tmp}}/short.txt", "too short"),
-    "folder without text": (f"{NEW} --data.path {{tmp}}/folder", "folder"),
     "batch and devices": (
         f"{NEW} --data.path {{tmp}}/text.txt --data.batch-size 3 --parallel.devices 2",
         "--data.batch-size must be a multiple of",
@@ -294,32 +272,19 @@ WRONG = {
         f"{NEW} --data.path {{tmp}}/text.txt --optimizer.groups.2.pattern filtr",
         "optimizer.groups.2.pattern 'filtr' matches no parameter",
     ),
-    "images in a text file": (
-        "train images --workdir {tmp}/new --data.path {tmp}/text.txt",
-        "--data.path must be an existing folder with a pair of IDX files",
-    ),
-    "folder without images": (
-        "train images --workdir {tmp}/new --data.path {tmp}/folder",
-        "with no files",
-    ),
+    "folder without images": ("train images --workdir {tmp}/new --data.path {tmp}/folder", "with no files"),
     "unknown images": ("train images --workdir {tmp}/new --data.name cifar11", "cifar11"),
     "prompt for images": (
         "train images --workdir {tmp}/new --logging.sample-prompt a",
         "--logging.sample-prompt must be None with data that are not tokens",
     ),
-    "wrong value": (f"{NEW} --model.pattern.0.order 1", "--model.pattern.0.order must be at least 2"),
-    "no run": ("eval {tmp}", "holds no run"),
-    "long workdir": (f"train quickstart --workdir {{tmp}}/{'a/' * 2000}", "workdir must be a path"),
     "long name": (f"train quickstart --workdir {{tmp}}/{'a' * 256}", "workdir must be a path"),
-    "long workdir of a run": (f"eval {{tmp}}/{'a/' * 2000}", "workdir must be a path"),
+    "long workdir of a run": (f"eval {{tmp}}/{'a/' * 2000}", "workdir must be a path of at most 3800 bytes"),
     "prefix of other bytes": (
         "score {tmp} --path {tmp}/text.txt --prefix \udcff",
         r"--prefix must be text in UTF-8, got '\udcff'",
     ),
-    "output of other bytes": (
-        "distill {tmp} --output {tmp}/\udcff",
-        "--output must be a path in UTF-8",
-    ),
+    "output of other bytes": ("distill {tmp} --output {tmp}/\udcff", "--output must be a path in UTF-8"),
     "control characters": ("eval {tmp}/\x1b[31mred", r"\x1b[31mred' holds no run"),
     "bucket": (
         "train quickstart --workdir gs://My/run",
@@ -337,27 +302,14 @@ WRONG = {
         "train quickstart --workdir {tmp}/new --data tokens --data.path {tmp}/folder",
         "--data shards reads several .bin files",
     ),
-    "temperature": ("generate {tmp} --prompt a --temperature 0", "--temperature must be above 0"),
-    "resumed config": ("train quickstart --resume {tmp}/new", "leave out 'quickstart'"),
     "config after the resumed": ("train --resume {tmp}/new quickstart", "leave out 'quickstart'"),
-    "resumed workdir": ("train --resume {tmp}/new --workdir {tmp}/new", "leave out '--workdir'"),
     "resumed workdir by =": ("train --resume={tmp}/new --workdir={tmp}/new", "leave out '--workdir"),
-    "resumed folder": ("train --resume {tmp}", "holds no run: there is no config.json"),
     "resumed file": ("train --resume {tmp}/text.txt", "holds no run: there is no config.json"),
-    "resumed long path": (
-        f"train --resume {{tmp}}/{'a/' * 2000}",
-        "workdir must be a path of at most 3800 bytes",
-    ),
-    "resumed long name": (
-        f"train --resume {{tmp}}/{'a' * 256}",
-        "workdir must be a path of at most 3800 bytes, 255 between",
-    ),
     "nothing resumed": ("train --resume", "--resume must be followed by"),
     "unknown flag": (
         f"{NEW} --model.d-modle 3",
         "--model.d-modle is not a flag of train; did you mean --model.d-model?",
     ),
-    "value of another type": (f"{NEW} --model.d-model wide", "--model.d-model must be an int, got 'wide'"),
     "no workdir": ("train quickstart", "--workdir"),
     "no config": (
         "train --workdir {tmp}/new quickstart",
@@ -372,8 +324,6 @@ WRONG = {
 def test_wrong_input_is_one_line_and_code_2(arguments, message, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "broken.py").write_text("def get_config(:")
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1") * 100)
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "folder").mkdir()
     assert run(*arguments.format(tmp=tmp_path).split()) == 2

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 import runpy
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,6 @@ from hyena_jax.system.trees import named_leaves
 from hyena_jax.training.optimizer import label_parameters
 
 MIXED = Experiment(model=LanguageModelConfig(pattern=(HyenaConfig(order=3), AttentionConfig(2)), d_model=8))
-IMAGES = Experiment(model=ImageClassifierConfig(patch_size=(2, 2)), data=ImagesConfig())
 
 COUNTS = {
     "annotated_hyena:hyena": 4_290_390,
@@ -39,16 +39,10 @@ COUNTS = {
     "griffin:griffin_1b": 1_308_477_440,
     "griffin:griffin_3b": 2_932_952_064,
     "griffin:recurrentgemma_2b": 2_682_862_080,
-    "images:fastmax": 23_320,
-    "images:fastmax_p1": 23_320,
-    "images:fastmax_p3": 23_320,
-    "images:softmax": 23_320,
+    **{f"images:{mixer}": 23_320 for mixer in ("fastmax", "fastmax_p1", "fastmax_p3", "softmax")},
     "images:hyena": 30_232,
     "images:gated": 32_872,
-    "images:mnist_fastmax": 6_157,
-    "images:mnist_fastmax_p1": 6_157,
-    "images:mnist_fastmax_p3": 6_157,
-    "images:mnist_softmax": 6_157,
+    **{f"images:mnist_{mixer}": 6_157 for mixer in ("fastmax", "fastmax_p1", "fastmax_p3", "softmax")},
     "images:mnist_hyena": 11_152,
     "images:mnist_gated": 14_197,
     "kimi_linear_hybrid": 3_432_229_920,
@@ -111,33 +105,7 @@ COUNTS = {
     "wikitext103_hyena_125m:standard": 132_618_240,
     "wikitext103_hyena_125m:slim": 137_132_928,
 }
-MINE = """
-from dataclasses import dataclass
-
-import flax.linen as nn
-
-from hyena_jax.config import MixerConfig, register
-
-
-@dataclass(frozen=True)
-class MineConfig(MixerConfig):
-    pass
-
-
-class Mine(nn.Module):
-    d_model: int
-    max_len: int
-    config: MineConfig
-    n_layers: int
-    dtype: object
-
-    @nn.compact
-    def __call__(self, x, segment_ids, deterministic):
-        return nn.Dense(self.d_model, dtype=self.dtype)(x)
-
-
-register("mine", MineConfig, Mine)
-"""
+EXTENSIONS = Path(__file__).parent / "extensions"
 # Of configs with variants these are built by default, all of them under the marker `grid`.
 BY_DEFAULT = {
     *("tasks:recall", "images:hyena", "annotated_hyena:hyena"),
@@ -218,12 +186,10 @@ def test_shakespeare_cpu_has_every_causal_mixer_and_those_listed_at_a_similar_si
     assert all(8e5 <= count <= 9e5 for count in counts)
 
 
-def test_shakespeare_cpu_takes_a_mixer_that_it_does_not_list(tmp_path, own_parts):
-    path = tmp_path / "mine.py"
-    path.write_text(MINE)
-    config.load_plugin(str(path))
-    experiment = config.load("shakespeare_cpu:mine")
-    assert experiment.model.pattern == (config.MIXER_CONFIGS["mine"](),)
+def test_shakespeare_cpu_takes_a_mixer_that_it_does_not_list(own_parts):
+    config.load_plugin(str(EXTENSIONS / "token_shift.py"))
+    experiment = config.load("shakespeare_cpu:token_shift")
+    assert experiment.model.pattern == (config.MIXER_CONFIGS["token_shift"](),)
     label_parameters(experiment.optimizer.groups, shapes(*with_sizes_of_the_data(experiment)))
 
 
@@ -284,13 +250,6 @@ def test_kimi_linear_hybrid_count_by_hand():
     assert layers + 2 * 163_840 * d + d == COUNTS["kimi_linear_hybrid"]
 
 
-def test_json_round_trip():
-    values = json.loads(json.dumps(config.encode(MIXED)))
-    assert values["model"]["type"] == "language_model"
-    assert values["model"]["pattern"][1]["type"] == "attention"
-    assert config.decode(values) == MIXED
-
-
 def test_an_optimizer_is_chosen_by_name_and_keeps_what_fits():
     def chosen(*arguments: str) -> config.OptimizerConfig:
         line = ["quickstart", "--workdir", "x", *arguments]
@@ -307,35 +266,33 @@ def test_an_optimizer_is_chosen_by_name_and_keeps_what_fits():
     kept = config.WarmupStableDecayConfig(warmup_steps=7, final_fraction=0.5)
     found = chosen("--optimizer.schedule", "warmup_stable_decay", "--optimizer", "sgd")
     assert found == config.SGDConfig(schedule=kept, groups=config.HYENA_GROUPS)
-    with pytest.raises(UserError, match="--optimizer 'adam' is unknown .did you mean 'adamw'"):
-        chosen("--optimizer", "adam")
-    with pytest.raises(UserError, match="--optimizer.schedule 'cosin' is unknown .did you mean 'cosine'"):
-        chosen("--optimizer.schedule", "cosin")
+
+
+def kept_in_json(experiment: Experiment) -> dict:
+    """The values in JSON, from which the same experiment is read."""
+    values = json.loads(json.dumps(config.encode(experiment)))
+    assert config.decode(values) == experiment
+    return values
 
 
 @pytest.mark.parametrize("name", config.OPTIMIZER_CONFIGS)
 @pytest.mark.parametrize("schedule", config.SCHEDULE_CONFIGS)
 def test_every_optimizer_and_schedule_survives_json(name, schedule):
     optimizer = config.OPTIMIZER_CONFIGS[name](schedule=config.SCHEDULE_CONFIGS[schedule]())
-    experiment = Experiment(optimizer=optimizer)
-    values = json.loads(json.dumps(config.encode(experiment)))
+    values = kept_in_json(Experiment(optimizer=optimizer))
     assert (values["optimizer"]["type"], values["optimizer"]["schedule"]["type"]) == (name, schedule)
-    assert config.decode(values) == experiment
 
 
 @pytest.mark.parametrize("spec", COUNTS)
 def test_every_shipped_config_survives_json(spec):
-    experiment = config.load(spec)
-    assert config.decode(json.loads(json.dumps(config.encode(experiment)))) == experiment
+    kept_in_json(config.load(spec))
 
 
 @pytest.mark.parametrize("name", config.FILTER_CONFIGS)
 def test_every_filter_survives_json(name):
     mixer = HyenaConfig(filter=config.FILTER_CONFIGS[name]())
-    experiment = Experiment(model=LanguageModelConfig(pattern=(mixer,)))
-    values = json.loads(json.dumps(config.encode(experiment)))
+    values = kept_in_json(Experiment(model=LanguageModelConfig(pattern=(mixer,))))
     assert values["model"]["pattern"][0]["filter"]["type"] == name
-    assert config.decode(values) == experiment
 
 
 def with_pattern(*mixers: dict) -> dict:
@@ -347,40 +304,19 @@ def with_pattern(*mixers: dict) -> dict:
     [
         (with_pattern({"type": "hyena", "ordr": 2}), "ordr"),
         ({"seed": "x"}, "seed must be an int, got 'x'"),
-        ({"seed": 1.5}, "seed must be an int, got 1.5"),
         ({"seed": True}, "seed must be an int, got True"),
         (with_pattern({"type": "hyena", "order": 2.7}), "order must be an int, got 2.7"),
         (with_pattern({"type": "hyena", "dropout": 10**400}), "dropout must be a finite float32"),
         (with_pattern({"type": "hyena", "outer_mixing": "x"}), "outer_mixing must be a bool, got 'x'"),
         ({"model": {"type": "language_model", "d_model": -1}}, "d_model must be at least 1, got -1"),
-        (
-            {"model": {"type": "languag_model"}},
-            "model 'languag_model' is unknown .did you mean 'language_model'",
-        ),
         ({"model": {}}, "model must be an object with a `type`, one of language_model, image_classifier"),
         (with_pattern({"type": "hyna"}), "mixer 'hyna' is unknown .did you mean 'hyena'"),
-        (
-            with_pattern({"type": "hyena", "filter": {"type": "implict"}}),
-            "filter 'implict' is unknown .did you mean 'implicit'",
-        ),
-        ({"optimizer": {"type": "admw"}}, "optimizer 'admw' is unknown .did you mean 'adamw'"),
-        (
-            {"optimizer": {"type": "lion", "schedule": {"type": "cosin"}}},
-            "schedule 'cosin' is unknown .did you mean 'cosine'",
-        ),
-        ({"optimizer": {"type": "lion", "b3": 1.0}}, "b3"),
         ([], "an experiment must be a JSON object, got"),
     ],
 )
 def test_broken_json_is_refused(values, message):
     with pytest.raises(UserError, match=message):
         config.decode(values)
-
-
-def test_unreadable_config_json_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="is not an experiment's config"):
-        config.read(tmp_path / "config.json")
 
 
 def test_identity_and_runtime_differences():
@@ -436,31 +372,18 @@ def get_config():
         ("def get_config(:", "SyntaxError"),
         ("x = 1", r"it has no get_config\(\)"),
         ("def get_config(): return 1", "must return an Experiment, got int"),
-        ("import nothing_like_it", "ModuleNotFoundError"),
-        ("import sys; sys.exit(7)", "SystemExit: 7"),
-        ("def get_config(): return get_config()", "RecursionError"),
         ("class Own(BaseException): pass\ndef get_config(): raise Own(3)", r"Own: 3 \(.*broken.py:2\)"),
         (
             "class Own(Exception):\n def __str__(self): raise self\ndef get_config(): raise Own",
             "cannot be read: Own: ",
         ),
-        ("get_config = 3", "TypeError"),
         (f"{LIAR}object.__setattr__(e, 'seed', '3')", "seed must be an int, got '3'"),
         (f"{LIAR}object.__setattr__(e, 'seed', b'3')", "TypeError: Object of type bytes is not JSON"),
-        (f"{LIAR}object.__setattr__(e.model, 'n_layers', 10**30)", "n_layers must be at most 1024"),
-        (f"{LIAR}object.__setattr__(e.model, 'pattern', [])", "pattern must be at least one mixer"),
-        (f"{LIAR}object.__setattr__(e, 'training', None)", "cannot be read: AttributeError"),
         (f"{LIAR}object.__setattr__(e.model, 'pattern', (e.model,))", "RecursionError"),
         (f"{LIAR}object.__setattr__(e.model, 'pattern', (e.data,))", "TextConfig"),
-        (f"{LIAR}object.__setattr__(e.model, 'pattern', e)", "cannot be read: "),
         (
             f"{LIAR}object.__setattr__(e, '__class__', type('Own', (Experiment,), {{}}))",
             "must return an Experiment, got Own",
-        ),
-        (
-            "from hyena_jax.config import *\nclass Own(HyenaConfig):\n order = property(lambda self: 1 / 0)\n"
-            "def get_config(): return Experiment(model=LanguageModelConfig(pattern=(Own(),)))",
-            "cannot be read: ",
         ),
         (
             "from hyena_jax.config import *\ndef get_config(): return HyenaConfig(order=0)",
@@ -478,10 +401,6 @@ def test_broken_config_files_are_refused(tmp_path, text, message):
 WRONG_VALUES = [
     (lambda: config.ImplicitFilterConfig(emb_dim=4), "emb_dim must be odd and at least 3, got 4"),
     (lambda: HyenaConfig(order=0, gating="conv_first"), "order must be at least 1"),
-    (
-        lambda: LanguageModelConfig(pattern=(AttentionConfig(3),), d_model=8),
-        "n_heads must be a divisor of d_model=8",
-    ),
     (lambda: LanguageModelConfig(pattern=()), "pattern must be at least one mixer"),
     (lambda: LanguageModelConfig(n_layers=10**6), "n_layers must be at most 1024, got 1000000"),
     (lambda: LanguageModelConfig(d_model=2**31), "d_model must be at most 1048576, got 2147483648"),
@@ -490,7 +409,6 @@ WRONG_VALUES = [
     (lambda: LanguageModelConfig(vocab_size=10**30), "vocab_size must be at most 16777216"),
     (lambda: LanguageModelConfig(dropout=1.0), "dropout must be in"),
     (lambda: config.AdamWConfig(learning_rate=0.0), "learning_rate must be above 0"),
-    (lambda: config.SGDConfig(learning_rate=-0.1), "learning_rate must be above 0, got -0.1"),
     (lambda: config.SGDConfig(momentum=1.0), "momentum must be in"),
     (lambda: config.SGDConfig(momentum=0.0, nesterov=True), "nesterov must be False without momentum"),
     (lambda: config.LionConfig(b1=-0.1), "b1 must be in"),
@@ -498,42 +416,25 @@ WRONG_VALUES = [
     (lambda: config.MuonConfig(consistent_rms=0.0), "consistent_rms must be above 0"),
     (lambda: config.AdafactorConfig(decay_rate=0.0), r"decay_rate must be in \(0, 1\], got 0.0"),
     (lambda: config.AdafactorConfig(clipping_threshold=0.5), "clipping_threshold must be at least 1"),
-    (
-        lambda: config.CosineConfig(warmup_steps=10, decay_steps=10),
-        "decay_steps must be above warmup_steps=10",
-    ),
+    (lambda: config.CosineConfig(warmup_steps=9, decay_steps=9), "decay_steps must be above warmup_steps=9"),
     (lambda: config.LinearConfig(warmup_steps=-1), "warmup_steps must be at least 0"),
     (
         lambda: config.ConstantConfig(warmup_steps=0, initial_fraction=0.1),
         "initial_fraction must be 0 without warmup_steps, got 0.1",
     ),
     (lambda: config.LinearConfig(final_fraction=1.5), "final_fraction must be in 0..1, got 1.5"),
-    (lambda: config.WarmupStableDecayConfig(final_fraction=-0.1), "final_fraction must be in 0..1"),
     (lambda: config.WarmupStableDecayConfig(decay_fraction=0.0), r"decay_fraction must be in \(0, 1\]"),
     (lambda: config.TextConfig(tokenizer="bpe"), "tokenizer_path must be given exactly when"),
     (lambda: config.TextConfig(path=""), "path must be the path of a file or folder, or None, got ''"),
-    (
-        lambda: config.TextConfig(validation_path="x"),
-        "validation_path must be given only together with path",
-    ),
+    (lambda: config.TextConfig(validation_path="x"), "validation_path must be given only together with path"),
     (
         lambda: config.AdamWConfig(
             learning_rate=1e-4, schedule=config.CosineConfig(final_learning_rate=2e-4)
         ),
         "final_learning_rate must be in 0..learning_rate=0.0001",
     ),
-    (
-        lambda: config.AdamWConfig(learning_rate=float("nan")),
-        "learning_rate must be a finite float32, got nan",
-    ),
-    (
-        lambda: config.ParameterGroup("x", learning_rate=-1.0),
-        "learning_rate must be at least 0",
-    ),
-    (
-        lambda: config.ImplicitFilterConfig(window_shift=float("inf")),
-        "window_shift must be a finite float32, got inf",
-    ),
+    (lambda: config.SGDConfig(learning_rate=float("nan")), "learning_rate must be a finite float32, got nan"),
+    (lambda: config.ParameterGroup("x", learning_rate=-1.0), "learning_rate must be at least 0"),
     (lambda: config.TrainingConfig(steps=0), "steps must be at least 1"),
     (lambda: Experiment(seed=-1), "seed must be in"),
     (
@@ -580,7 +481,6 @@ WRONG_MODELS = [
         lambda: language_model(pattern=(HyenaConfig(), HyenaConfig()), norm_places=("after",) * 3),
         "norm_places must be one place, or one for each of the pattern's 2 mixers, got",
     ),
-    (lambda: language_model(norm_places=()), "norm_places must be one place, got .."),
     (
         lambda: language_model(norm_places=("behind",)),
         "norm_places must be a tuple of any number of: one of before, after, got",
@@ -589,10 +489,7 @@ WRONG_MODELS = [
         lambda: language_model(norm="none", norm_places=("after",)),
         "norm_places must be .'before',. with norm 'none', got .'after',.",
     ),
-    (
-        lambda: AttentionConfig(qk_norm="all"),
-        "qk_norm must be 'head' without qk_norm_eps, got 'all'",
-    ),
+    (lambda: AttentionConfig(qk_norm="all"), "qk_norm must be 'head' without qk_norm_eps, got 'all'"),
     (lambda: language_model(vocab_multiple=0), "vocab_multiple must be in 1..4096, got 0"),
     (
         lambda: language_model(round_embedding_scale=True),
@@ -612,7 +509,7 @@ WRONG_MODELS = [
         "pattern must be of causal mixers, to predict the next token, got 'hyena'",
     ),
     (lambda: with_mixer(config.FastmaxConfig(causal=False)), "of causal mixers.*got 'fastmax'"),
-    (lambda: with_mixer(config.GatedHyenaConfig(causal=False)), "of causal mixers"),
+    (lambda: with_mixer(AttentionConfig(3)), "n_heads must be a divisor of d_model=8, got 3"),
     (lambda: with_mixer(HyenaConfig(n_heads=3)), "n_heads must be a divisor of .*d_model=8, got 3"),
     (lambda: with_mixer(HyenaConfig(n_blocks=3)), "n_blocks must be a divisor of max_len=64, got 3"),
     (
@@ -621,8 +518,6 @@ WRONG_MODELS = [
     ),
     (lambda: with_mixer(HawkConfig(gate_blocks=3)), "gate_blocks must be a divisor of width=8, got 3"),
     (lambda: with_mixer(config.H3Config(head_dim=3)), "head_dim must be a divisor of d_model=8, got 3"),
-    (lambda: with_mixer(config.AFTConvConfig(n_heads=3)), "n_heads must be a divisor of d_model=8"),
-    (lambda: with_mixer(config.FastmaxConfig(n_heads=3)), "n_heads must be a divisor of d_model=8"),
     (
         lambda: with_mixer(LocalAttentionConfig(n_heads=4)),
         "such that pairs of the 2 channels of a head are rotated, got 0.5",
@@ -686,29 +581,16 @@ WRONG_MIXERS_AND_FILTERS = [
     (lambda: config.GatedDeltaConfig(chunk=0), "chunk must be in 1..4096, got 0"),
     (lambda: RWKV7Config(decay_rank=0), "decay_rank must be in 1..1048576"),
     (lambda: RWKV7Config(n_heads=0), "n_heads must be in 1..1048576"),
-    (
-        lambda: language_model(pattern=(RWKV7Config(n_heads=5),)),
-        "n_heads must be a divisor of d_model=8, got 5|n_heads .*5",
-    ),
     (lambda: config.GatedDeltaConfig(norm_eps=0.0), "norm_eps must be in .1e-20, 1., got 0.0"),
     (lambda: with_mixer(config.GatedDeltaConfig(3)), "n_heads must be a divisor of d_model=8, got 3"),
     (lambda: config.Mamba2Config(n_groups=3), "n_groups must be a divisor of n_heads=4, got 3"),
     (lambda: config.Mamba2Config(dt_limit=(0.1, 0.0)), "dt_limit must be two ordered numbers"),
-    (
-        lambda: with_mixer(config.Mamba2Config(3)),
-        "n_heads must be a divisor of inner_factor . d_model=16",
-    ),
+    (lambda: with_mixer(config.Mamba2Config(3)), "n_heads must be a divisor of inner_factor . d_model=16"),
     (lambda: HawkConfig(sign="shifted"), "min_radius must be below 0.9 with sign 'shifted'.*got 0.9"),
     (lambda: AttentionConfig(4, n_kv_heads=3), "n_kv_heads must be a divisor of n_heads=4, got 3"),
     (lambda: AttentionConfig(rotary_fraction=1.5), "rotary_fraction must be in .0, 1., got 1.5"),
-    (
-        lambda: AttentionConfig(rotary_scaling=2.0),
-        "rotary_scaling must be 1 with rotary_fraction 0, got 2.0",
-    ),
-    (
-        lambda: LocalAttentionConfig(rotary_scaling=0.5),
-        "rotary_scaling must be in .1, 16777216., got 0.5",
-    ),
+    (lambda: AttentionConfig(rotary_scaling=2.0), "rotary_scaling must be 1 with rotary_fraction 0, got 2.0"),
+    (lambda: LocalAttentionConfig(rotary_scaling=0.5), "rotary_scaling must be in .1, 16777216., got 0.5"),
     (lambda: AttentionConfig(qk_norm_eps=0.0), "qk_norm_eps must be in .1e-20, 1., got 0.0"),
     (
         lambda: AttentionConfig(hard_alibi_heads=4),
@@ -729,7 +611,6 @@ WRONG_MIXERS_AND_FILTERS = [
     (lambda: config.AFTLocalConfig(window=0), "window must be at least 1, got 0"),
     (lambda: config.AFTConvConfig(n_taps=0), "n_taps must be at least 1, got 0"),
     (lambda: config.H3Config(n_taps=0), "n_taps must be in 1..1024, got 0"),
-    (lambda: config.CKConvFilterConfig(emb_dim=6), "emb_dim must be odd and at least 3, got 6"),
     (lambda: config.ExplicitFilterConfig(n_taps=0), "n_taps must be at least 1, got 0"),
     (lambda: config.ShortFilterConfig(n_taps=129), "n_taps must be in 1..128, got 129"),
     (lambda: config.ShortFilterConfig(decay=(2.0, 1.0)), "decay must be two rates in .*, got .2.0, 1.0."),
@@ -750,42 +631,17 @@ WRONG_MIXERS_AND_FILTERS = [
     (lambda: config.LookupFilterConfig(width=0), "width must be at least 1, got 0"),
     (lambda: config.WindowedFilterConfig(norm_axis="time"), "norm_axis 'time' is unknown"),
     (lambda: config.SirenFilterConfig(frequency=0.0), "frequency must be above 0, got 0.0"),
-    (
-        lambda: config.SirenFilterConfig(fast_decay=2.0),
-        "fast_decay must be in .1e-6, slow_decay=1.5., got 2.0",
-    ),
-    (
-        lambda: config.ImplicitFilterConfig(fast_decay=2.0),
-        "fast_decay must be in .1e-6, slow_decay=1.5., got 2.0",
-    ),
+    (lambda: config.SirenFilterConfig(fast_decay=2), "fast_decay must be in .1e-6, slow_decay=1.5., got 2"),
 ]
 WRONG_TYPES = [
-    (lambda: HyenaConfig(order=2.0), "order must be an int, got 2.0"),
-    (lambda: HyenaConfig(filter="implicit"), "filter must be a FilterConfig, got"),
     (lambda: HyenaConfig(filter=HyenaConfig()), "filter must be a FilterConfig, got"),
-    (
-        lambda: HyenaConfig(gating="gate_frist"),
-        "gating 'gate_frist' is unknown .did you mean 'gate_first'",
-    ),
-    (lambda: HyenaConfig(bidirectional="no"), "bidirectional must be a bool, got 'no'"),
     (lambda: HyenaConfig(order=10**6), "order must be at most 64"),
-    (lambda: AttentionConfig(n_heads=True), "n_heads must be an int, got True"),
-    (
-        lambda: LanguageModelConfig(pattern=("hyena",)),
-        "pattern must be a tuple of any number of: a MixerConfig",
-    ),
+    (lambda: with_mixer("hyena"), "pattern must be a tuple of any number of: a MixerConfig"),
     (lambda: LanguageModelConfig(pattern=[HyenaConfig()]), "pattern must be a tuple"),
     (lambda: LanguageModelConfig(d_model=None), "d_model must be an int, got None"),
     (lambda: LanguageModelConfig(soft_cap=float("inf")), "soft_cap must be a finite float32 or None"),
-    (
-        lambda: config.ImageClassifierConfig(image_size=8),
-        "image_size must be a tuple of 2 of: an int or None",
-    ),
-    (lambda: Experiment(seed=1.5), "seed must be an int, got 1.5"),
-    (
-        lambda: models.build(HyenaConfig()),
-        "config must be a ModelConfig",
-    ),
+    (lambda: ImageClassifierConfig(image_size=8), "image_size must be a tuple of 2 of: an int or None"),
+    (lambda: models.build(HyenaConfig()), "config must be a ModelConfig"),
 ]
 
 
@@ -825,7 +681,7 @@ def test_special_files_are_no_configs(tmp_path):
     os.mkfifo(tmp_path / "pipe.py")
     with pytest.raises(UserError, match="is not a file"):
         config.load(str(tmp_path / "pipe.py"))
-    for content in (b"[" * 10**5, b"\xff", b'{"a":' * 10**5):
+    for content in (b"{", b"[" * 10**5, b"\xff", b'{"a":' * 10**5):
         (tmp_path / "config.json").write_bytes(content)
         with pytest.raises(UserError, match="config.json is not an experiment's config"):
             config.read(tmp_path / "config.json")

@@ -76,8 +76,7 @@ def test_the_reference_needs_numpy_alone(path):
 
 
 @pytest.mark.parametrize(
-    "module",
-    ["hyena_jax", "hyena_jax.config", "hyena_jax.cli.commands", "hyena_jax.data.dataset"],
+    "module", ["hyena_jax", "hyena_jax.config", "hyena_jax.cli.commands", "hyena_jax.data.dataset"]
 )
 def test_light_modules_import_nothing_heavy(module):
     heavy = "{'jax', 'flax', 'orbax', 'tensorflow', 'tensorflow_datasets', 'matplotlib', 'grain', 'sklearn'}"

@@ -85,11 +85,6 @@ register("cell", CellConfig, Cell)
     assert config.MIXER_CONFIGS["cell"] is names["CellConfig"]
 
 
-@dataclasses.dataclass
-class NotFrozenConfig(MixerConfig):
-    gain: float = 1.0
-
-
 class UndecoratedConfig(MixerConfig):
     gain: float = 1.0
 
@@ -103,10 +98,8 @@ class RequiredConfig(MixerConfig):
     ("arguments", "message"),
     [
         (("Own", OwnConfig, Own), "name must be like .*, got 'Own'"),
-        (("own,", OwnConfig, Own), "name must be like"),
         (("hyena", OwnConfig, Own), "the name 'hyena' is taken by the mixer HyenaConfig"),
         (("own", OwnConfig, NotCallable), "must be a Linen module with __call__, got 'NotCallable'"),
-        (("own", OwnConfig, lambda x: x), "must be a Linen module with __call__"),
         (("own", OwnConfig, None), "must be a Linen module with __call__, got None"),
         (("own", Own, Own), "must be a class derived from the base class of its kind"),
         (("own", MixerConfig, Own), "must be a class derived from the base class of its kind"),
@@ -380,13 +373,7 @@ def test_config_json_says_where_a_part_came_from_and_who_lacks_it_is_told(tmp_pa
         config.decode(values)
 
 
-def test_a_plugin_may_move_and_its_code_is_that_of_all_its_modules(tmp_path):
-    config.load_plugin(str(MIXERS[0]))
-    ours = experiment(config.MIXER_CONFIGS["ema"]())
-    (about,) = config.plugins_in(ours).values()
-    assert config.changed_plugins(ours, {"/elsewhere/ema.py": about}) == []
-    (line,) = config.changed_plugins(ours, {str(MIXERS[0]): {**about, "sha256": "0"}})
-    assert "(its SHA-256 differs)" in line
+def test_the_code_of_a_plugin_is_that_of_all_its_modules(tmp_path):
     package = SimpleNamespace(__file__=str(tmp_path / "__init__.py"))
     (tmp_path / "__init__.py").touch()
     (tmp_path / "sub").mkdir()
@@ -562,10 +549,7 @@ def test_what_is_not_a_config_is_told_what_it_may_be(tmp_path, capsys):
     for given, hint in {
         str(text): "is not a Python file with get_config() (a text to train on: --data.path)",
         str(run): f"is the folder of a run: `train --resume {run}` continues it",
-        str(
-            EXTENSIONS / "ema.py"
-        ): "it has no get_config() (a file that registers parts of your own: --plugin)",
-        "--workdir": "CONFIG must come first after train (or --resume DIR, to continue a run), got",
+        str(MIXERS[0]): "it has no get_config() (a file that registers parts of your own: --plugin)",
     }.items():
         assert cli.main(["train", given, "--workdir", str(tmp_path / "new")]) == 2
         error = capsys.readouterr().err

@@ -58,11 +58,7 @@ def test_equations_name_their_paper_oracle_and_code(name):
         if not cell.is_prose or "$$" not in cell.text:
             continue
         links = [link for _, link in LINK.findall(cell.text)]
-        for kind in (
-            "https://(arxiv|doi).org/",
-            "hyena_jax/reference/|^loops.py",
-            "hyena_jax/(?!reference)",
-        ):
+        for kind in ("https://(arxiv|doi).org/", "hyena_jax/reference/|^loops.py", "hyena_jax/(?!reference)"):
             assert any(re.search(kind, link) for link in links), f"no link to {kind} in:\n{cell.text}"
 
 
