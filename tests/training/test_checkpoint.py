@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import shutil
 import signal
@@ -288,6 +289,8 @@ def test_only_losses_on_the_rows_of_the_newest_are_compared(tmp_path):
             about = {} if rows is None else {"measured_on": rows}
             checkpoints.save(Meta(step, loss, **about), items(step))
     assert best(tmp_path) == Best(3, 2.0, "b")
+    with Checkpoints(tmp_path, 4, print) as again:
+        assert [again.best_loss(rows) for rows in "ab"] == [math.inf, 2.0]
 
 
 def test_a_checkpoint_by_the_clock_pushes_out_no_other(tmp_path):

@@ -105,6 +105,15 @@ def test_links_that_would_lead_out_are_refused(folder, outside, name, message, c
     assert (contents(folder), contents(outside)) == before
 
 
+def test_metrics_that_cannot_be_continued_are_refused_before_a_setting_is_changed(folder, capsys):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("no row\n")
+    before = contents(folder)
+    assert run("train", "--resume", folder, "--training.steps", 6) == 2
+    assert "metrics.jsonl line 5 is not a row of metrics" in capsys.readouterr().err
+    assert contents(folder) == before
+
+
 @pytest.mark.parametrize("where", ["another run", "among other things", "nowhere", "what looks like steps"])
 def test_checkpoints_may_not_be_those_of_others(folder, whole, outside, where, capsys):
     targets = {"another run": whole / "checkpoints", "nowhere": outside / "nothing"}

@@ -52,6 +52,7 @@ def test_resuming_drops_later_rows_and_a_line_cut_short(tmp_path):
 
 
 WRONG = [b"{", b"[1]", b'{"a": 1}', b"\xff", b"3", b'{"step": 2, "a": "b"}', b'{"step": 2, "a": [1]}']
+WRONG += [b'{"step": "a"}', b'{"step": 1.5}']
 WRONG += [b'{"step": 2, "a": 1' + 400 * b"0" + b"}", b'{"step": ' + 9000 * b"[" + 9000 * b"]" + b"}"]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hyena_jax.config import CrossEntropyConfig, DataConfig, LossConfig, TopKAcc
 from hyena_jax.data import own
 from hyena_jax.data.tokenizers import IdsTokenizer
 from hyena_jax.system.errors import UserError
-from hyena_jax.training.checkpoint import saved_steps
+from hyena_jax.training.checkpoint import Meta, saved_steps
+from hyena_jax.training.hooks import LiveRun
 from hyena_jax.training.run import train
 
 
@@ -63,6 +65,19 @@ def load(config, encoding):
 def _registered(own_parts):
     register("test_own", OwnConfig, load)
     register("test_mean", MeanConfig, lambda config, logits, targets: logits.mean())
+
+
+def test_a_run_that_continues_reads_on_from_the_iterator_s_state(experiment):
+    def stream(start, state):
+        data, meta = load(OwnConfig(), None), Meta(step=start, loss=None, data_state=state)
+        setup = SimpleNamespace(experiment=experiment, data=data, strategy=SimpleNamespace(row_shard=(0, 1)))
+        return LiveRun(setup, start, meta, checkpoints=None, log=None, progress=None, stop=None).rows
+
+    whole = stream(0, None)
+    for t in range(2):
+        whole.batch(t)
+    continued = stream(2, whole.state())
+    np.testing.assert_equal(continued.batch(2), whole.batch(2))
 
 
 @pytest.mark.grid
