@@ -1,5 +1,6 @@
 """Whole runs: the files they write, and that stopping them anywhere changes nothing."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import chex
 import jax
+import numpy as np
 import pytest
 from grid import in_grid
 from whole_runs import assert_same_run, contents, fails_before, rows, saved, train_stopped_once, with_training
@@ -30,7 +32,7 @@ from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
 from hyena_jax.training.options import StartOptions
 from hyena_jax.training.run import train
-from hyena_jax.training.step import init_params
+from hyena_jax.training.step import FINITE, init_params
 from hyena_jax.training.timing import flops_per_unit
 
 pytestmark = pytest.mark.xdist_group("trained")  # its tests share a run
@@ -364,3 +366,26 @@ def test_a_checkpoint_by_the_clock_is_overdue_after_its_minutes(experiment, monk
         return now.is_overdue
 
     assert [is_overdue(400), is_overdue(401), is_overdue(0, minutes=None)] == [True, False, False]
+
+
+def run_of_hooks(experiment, **parts):
+    """What a hook needs of a run; anything else that it touches is an error."""
+    setup = SimpleNamespace(experiment=experiment, measured_on="rows", data=None, strategy=None)
+    return SimpleNamespace(setup=setup, start=0, clock=hooks.Clock(1), **parts)
+
+
+def test_parameters_that_are_not_finite_are_not_saved(experiment):
+    run = run_of_hooks(experiment, checkpoints=SimpleNamespace(best_loss=lambda measured_on: np.inf))
+    state = SimpleNamespace(params={"w": np.float32([1, np.inf])}, bad_step=np.int32(FINITE))
+    with pytest.raises(Diverged, match="the parameters' norm is not finite after step 3; nothing was saved"):
+        hooks.Save(run)(hooks.Now(3, state, {}, is_last=True))
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run(experiment, monkeypatch):
+    monkeypatch.setattr(hooks, "mapped_eval_step", lambda setup: None)
+    monkeypatch.setattr(hooks, "sum_held_out", lambda *_: None)
+    monkeypatch.setattr(hooks, "held_out_values", lambda *_: {"loss": np.nan})
+    run = run_of_hooks(experiment, progress=SimpleNamespace(evaluating=contextlib.nullcontext))
+    now = hooks.Now(3, SimpleNamespace(model_params=None), {}, is_last=True)
+    with pytest.raises(Diverged, match="the validation loss at step 3 is nan; nothing was saved"):
+        hooks.Evaluate(run)(now)
