@@ -249,6 +249,43 @@ def test_changed_values(readers, samples, tmp_path, name):
     check()
 
 
+HEADERS = {
+    "npy": [
+        f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}}}"
+        for descr in ("'<u2'", "'|O'", "'<f2'", "'V99999999999'", "[('a', '<u2')]", "3", "'x'")
+        for order in ("False", "'x'")
+        for shape in ("(300,)", "(-300,)", f"({10**30},)", "()", "(2**62, 4)", "3", "(True,)")
+    ],
+    "safetensors": [
+        json.dumps({"norm/scale": {"dtype": dtype, "shape": shape, "data_offsets": offsets}})
+        for dtype in ("F32", "F8_E4M3", "x", 3)
+        for shape in ([2], [2**62, 2**62], [-2], [], [2] * 9999, "x", [1.0])
+        for offsets in ([0, 8], [8, 0], [0, 2**64], [-8, 0], [0], None)
+    ],
+    "images": [
+        bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in sizes)
+        for sizes in ((2**32 - 1,) * 3, (0, 0, 0), (2**31, 1, 1), (1, 2**16, 2**16), (20, 6, 5))
+    ],
+}
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_that_lie(readers, tmp_path, name):
+    path = tmp_path / NAMES.get(name, "file")
+    for header in HEADERS[name]:
+        if name == "npy":
+            data = header.encode().ljust(117) + b"\n"
+            data = b"\x93NUMPY\x01\x00" + len(data).to_bytes(2, "little") + data + bytes(64)
+        elif name == "safetensors":
+            data = len(header).to_bytes(8, "little") + header.encode() + bytes(64)
+        else:
+            data = header + bytes(64)
+        for content in (data, gzip.compress(data)) if name == "images" else (data,):
+            path.write_bytes(content)
+            assert refused(readers[name], path), header
+
+
 FLAGS = [
     ["--data.path", "text.txt", "--data.validation-path"],
     ["--data.path", "text.txt", "--init-from"],

@@ -38,7 +38,7 @@ from hyena_jax.training.folder import read_folder, write_description
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("strange_folders")]
 
-COMPARISONS, NAMES, FAULTS, HARMS = 20, 6, 60, 24
+COMPARISONS, NAMES, FAULTS, HARMS, SOURCES = 20, 6, 60, 24, 12
 SECONDS = 120
 """Longest that a command may take."""
 
@@ -332,3 +332,36 @@ def test_sweeps_harmed_after_they_ended(swept, tmp_path, monkeypatch):
                 assert saved_steps(copied / name / "checkpoints") != [], said
         shutil.rmtree(case)
     assert min(ends["started"], ends["done"]) > 0, ends  # few draws meet sweep.json itself
+
+
+MAX_LAYERS = 1024
+
+
+def test_sources_of_weights(tmp_path):
+    """Configs without end or with too many layers, and files of PyTorch that are none."""
+    generator = random.Random("sources")
+    deep = {
+        "yaml": ["[" * 10**5, "- " * 10**4 + "1", "a: " + "{b: " * 10**4, "&a [*a]", "a: &a [*a, *a]"],
+        "json": ["[" * 10**5 + "]" * 10**5, '{"a":' * 10**4 + "1" + "}" * 10**4, "", "{", "3", "\udcff"],
+    }
+    many = [
+        {"model_type": "lfm2", "num_hidden_layers": n, "hidden_size": 8, "layer_types": ["conv"] * MAX_LAYERS}
+        for n in (MAX_LAYERS, MAX_LAYERS + 1, 10**9, -1, None, "x", True, 1e400)
+    ]
+    pickles = [b"", b"\x80", b"\x80\x02.", b"\x80\x04cos\nsystem\n(S'true'\ntR.", b"PK\x03\x04" + bytes(99)]
+    pickles += [bytes(generator.randrange(256) for _ in range(99)) for _ in range(4)]
+    for family in ("recurrentgemma", "lfm2", "safari", "hyenadna", "stripedhyena2"):
+        for number in range(SOURCES):
+            source = tmp_path / f"{family}_{number}"
+            source.mkdir()
+            text = generator.choice([*deep["json"], *map(json.dumps, many)])
+            (source / "config.json").write_text(text, errors="surrogateescape")
+            given = ["--config", source / "given.yml"] if generator.random() < 0.4 else []
+            text = generator.choice([*deep["yaml"], *deep["json"]])
+            (source / "given.yml").write_text(text, errors="surrogateescape")
+            name = generator.choice(["weights.pt", "pytorch_model.bin", "model.safetensors"])
+            (source / name).write_bytes(generator.choice(pickles))
+            one = generator.choice([source, source / name])
+            command = ["convert", family, one, "--output", tmp_path / "new", *given]
+            assert outcome_of(command) == 2
+            assert not (tmp_path / "new").exists()
