@@ -69,6 +69,7 @@ COUNTS = {
     "shakespeare_cpu:mamba2": 875_440,
     "shakespeare_cpu:mamba3": 881_568,
     "shakespeare_cpu:attention": 809_856,
+    "shakespeare_cpu:rotary_attention": 801_664,
     "shakespeare_cpu:local_attention": 800_512,
     "shakespeare_cpu:fastmax": 808_320,
     "shakespeare_cpu:aft_full": 818_048,

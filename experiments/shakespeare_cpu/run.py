@@ -4,8 +4,10 @@ python experiments/shakespeare_cpu/run.py [--workdir DIR] [--path input.txt] [--
 python experiments/shakespeare_cpu/run.py [--workdir DIR] [--path input.txt] --measure-time
 python experiments/shakespeare_cpu/run.py --plot-only    # the pictures, from results.json and larger.json
 
-The runs are a sweep: started again, it continues. Times are measured separately, one variant right after
-another; leave the machine idle then, since other programs would slow down some variants and not others.
+Each variant is trained with each of RATES and the first seed, then with the best of these rates and that of
+the config and the other seeds; results are at the rate of the lower mean. Started again, the sweeps continue.
+Times are measured separately, one variant right after another; leave the machine idle then, since other
+programs would slow down some variants and not others.
 """
 
 import dataclasses
@@ -13,7 +15,7 @@ import json
 import runpy
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,9 @@ from results import hyena_jax, measured_on, report
 
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config import config_files
+from hyena_jax.sweeps.compare import markdown
 from hyena_jax.sweeps.figure import COLOURS
+from hyena_jax.system.files import write_text
 from hyena_jax.training.metrics import read_rows
 
 HERE = Path(__file__).parent
@@ -31,6 +35,8 @@ RESULTS = HERE / "results.json"
 TOKENS_PER_STEP = 12 * 64
 TIMED_STEPS = 300
 SEEDS = (0, 1, 2)
+RATES = (6.3e-4, 2e-3, 6.3e-3)
+CONFIG_RATE = 2e-3
 VARIANTS = tuple(runpy.run_path(str(config_files()["shakespeare_cpu"]))["VARIANTS"])
 LARGER = {250: 2.530, 500: 1.85, 1000: 1.56, 1500: 1.48, 2000: 1.4474}
 """Losses that irhum/hyena publishes of its 1.5M parameters, on windows of its own, by step."""
@@ -59,9 +65,7 @@ def main(flags: Flags) -> None:
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"variants": {}}
         here = measured_on()
         if not flags.measure_time:
-            axes = [f"variant={','.join(flags.variants)}", f"seed={','.join(map(str, SEEDS))}"]
-            options = ["--grid", *axes, "--jobs", str(flags.jobs), *settings(flags.workdir, flags.path)]
-            hyena_jax("sweep", "shakespeare_cpu", *options)
+            trained = train(flags)
         for variant in flags.variants:
             if flags.measure_time:
                 found = {
@@ -69,17 +73,56 @@ def main(flags: Flags) -> None:
                     "timed_on": here,
                 }
             else:
-                runs = [read(flags.workdir / f"variant={variant},seed={seed}", seed) for seed in SEEDS]
-                found = {"runs": runs, "parameters": count_parameters(variant)}
+                found = trained[variant] | {"parameters": count_parameters(variant)}
                 found["runs_on"] = here | {"jobs": flags.jobs}
             results["variants"][variant] = results["variants"].get(variant, {}) | found
             yield results
 
     def draw(results: dict) -> None:
+        write_table(results["variants"])
         draw_losses(results["variants"])
         draw_larger(json.loads((HERE / "larger.json").read_text()))
 
     report(HERE, measure, draw, flags.plot_only)
+
+
+def train(flags: Flags) -> dict[str, dict]:
+    """Of each variant: its best rate, the losses of the search, and the runs at the best rate."""
+
+    def sweep(name: str, variants: Iterable[str], rates: Iterable[float], seeds: Iterable[int]) -> None:
+        axes = {"variant": variants, "optimizer.learning-rate": rates, "seed": seeds}
+        grid = [f"{field}={','.join(map(str, values))}" for field, values in axes.items()]
+        options = ["--jobs", str(flags.jobs), *settings(flags.workdir / name, flags.path)]
+        hyena_jax("sweep", "shakespeare_cpu", "--grid", *grid, *options)
+
+    def run(name: str, variant: str, rate: float, seed: int) -> dict:
+        folder = f"variant={variant},learning_rate={rate},seed={seed}"
+        return read(flags.workdir / name / folder, seed)
+
+    first, *others = SEEDS
+    sweep("rates", flags.variants, RATES, [first])
+    found = {}
+    for variant in flags.variants:
+        searched = {rate: run("rates", variant, rate, first) for rate in RATES}
+        losses = {rate: kept["validation_loss"] for rate, kept in searched.items()}
+        found[variant] = {"searched": losses, "runs": {}}
+        for rate in {min(losses, key=losses.__getitem__), CONFIG_RATE}:
+            found[variant]["runs"][rate] = [searched[rate]]
+    for rate in RATES:
+        chosen = [variant for variant in flags.variants if rate in found[variant]["runs"]]
+        if chosen:
+            sweep(f"seeds_at_{rate}", chosen, [rate], others)
+        for variant in chosen:
+            more = [run(f"seeds_at_{rate}", variant, rate, seed) for seed in others]
+            found[variant]["runs"][rate] += more
+    for kept in found.values():
+        kept["rate"] = min(kept["runs"], key=lambda rate: mean_loss(kept["runs"][rate]))
+        kept["runs"] = kept["runs"][kept["rate"]]
+    return found
+
+
+def mean_loss(runs: list[dict]) -> float:
+    return statistics.mean(run["validation_loss"] for run in runs)
 
 
 def settings(workdir: Path, path: str | None) -> list[str]:
@@ -125,8 +168,37 @@ def count_parameters(variant: str) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+def write_table(variants: dict[str, dict]) -> None:
+    """The variants whose rate was searched, best first, into the README."""
+    searched = {name: result for name, result in variants.items() if "searched" in result}
+    losses = {name: [run["validation_loss"] for run in result["runs"]] for name, result in searched.items()}
+    rows = []
+    for name in sorted(losses, key=lambda name: statistics.mean(losses[name])):
+        result, of_seeds = searched[name], losses[name]
+        step = result.get("ms_per_step")
+        cells = [
+            f"{result['parameters']:,}",
+            f"{statistics.mean(of_seeds):.3f}",
+            f"{min(of_seeds):.3f} to {max(of_seeds):.3f}",
+            str(len(of_seeds)),
+            f"{result['rate']:g}",
+            " ".join(f"{loss:.3f}" for loss in result["searched"].values()),
+            "" if step is None else f"{step['median']:.0f}",
+        ]
+        rows.append((f"`{name}`", cells))
+    columns = ["parameters", "loss, nats", "over seeds", "seeds", "rate", "at each rate", "ms a step"]
+    page = HERE / "README.md"
+    before, _, rest = page.read_text().partition("<!-- table -->\n")
+    after = rest.partition("<!-- end -->")[2]
+    table = "\n".join(markdown("`shakespeare_cpu:NAME`", columns, rows))
+    write_text(page, f"{before}<!-- table -->\n{table}\n<!-- end -->{after}")
+
+
 def draw_losses(variants: dict[str, dict]) -> None:
-    """Validation loss of every variant, best first: the mean over seeds, and their range as a band."""
+    """Validation loss of every variant, best first: the mean over seeds, and their range as a band.
+
+    Points are hollow where the learning rate was not searched.
+    """
     from matplotlib.figure import Figure
 
     losses = {
@@ -142,14 +214,18 @@ def draw_losses(variants: dict[str, dict]) -> None:
     least, most = ([of(losses[names[i]]) for i in several] for of in (min, max))
     band = {"color": COLOURS[0], "alpha": 0.3, "linewidth": 9, "label": "range over seeds"}
     axes.hlines(several, least, most, **band)
-    axes.plot(means, range(len(names)), "o", color=COLOURS[0], label="mean over seeds")
+    for is_searched, label in ((True, "mean over seeds, best of three rates"), (False, "rate not searched")):
+        chosen = [i for i, name in enumerate(names) if ("searched" in variants[name]) == is_searched]
+        fill = COLOURS[0] if is_searched else "white"
+        style = {"color": COLOURS[0], "markerfacecolor": fill, "label": label}
+        axes.plot([means[i] for i in chosen], chosen, "o", **style)
     for i, name in enumerate(names):
         axes.text(max(losses[name]), i, f"   {means[i]:.3f}", va="center", fontsize=8)
     axes.set(xlabel="validation loss, nats per character", yticks=range(len(names)), yticklabels=names)
     axes.grid(alpha=0.25)
     axes.margins(x=0.1)  # room for the numbers
-    axes.set_title("Mamba-2 ends lowest; two mixers end above attention")
-    axes.legend(frameon=False, loc="lower left")
+    axes.set_title("Mamba-2 ends lowest, attention highest of eleven")
+    axes.legend(frameon=False, loc="upper right")
     figure.savefig(HERE / "losses.png", dpi=130)
 
 
