@@ -161,7 +161,7 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[Ordering]:
             ("each of " if len(side) > 1 else "") + "; ".join(label(group.label) for group in side)
             for side in (higher, lower)
         )
-        at = f", at {budget:,} rows" + ("" if length is None else f", {length_text(study, length)}")
+        at = f", in at most {budget:,} rows" + ("" if length is None else f", {length_text(study, length)}")
         found.append(Ordering(f"{' above '.join(names)}{at}", how, why, here))
     return found
 
@@ -191,7 +191,8 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
         "\n## How it was made\n",
         f"{study.source}. {study.claim.strip()}\n",
         f"Trained on {', '.join(tasks)}, at most {rows} rows a run{paper}. Values: medians over seeds, on"
-        f" {study.evaluated}. All runs and rates are in results.json, the protocol in the"
+        f" {study.evaluated}; strokes and bands: ranges; diamonds: published."
+        " All runs and rates are in results.json, the protocol in the"
         f" [summary]({'../' * (1 + (study.folder.name == 'paper'))}README.md).\n",
         f"```bash\n{' '.join(study.command)}\n```\n",
         f"{_made(results)}.{_exceptions(study, results)}\n",
@@ -236,7 +237,9 @@ def _exceptions(study: "Study", results: Mapping[str, Any]) -> str:
     """Where the runs are not as the protocol has them, in sentences."""
     by_accuracy = sum("values" in search for search in results.get("search", {}).values())
     missing = dict.fromkeys(without_seed(name) for name in study.runs if name not in results["runs"])
-    text = f" {by_accuracy} of the rates were chosen by accuracy, not by loss." if by_accuracy else ""
+    n_searched = len(results.get("search", {}))
+    which = "All" if by_accuracy == n_searched else f"{by_accuracy} of the {n_searched}"
+    text = f" {which} rates were chosen by accuracy, not by loss." if by_accuracy else ""
     names = "; ".join(map(label, missing))
     return text + (f" Not run yet, or not with all seeds: {names}." if names else "")
 
@@ -252,14 +255,14 @@ def _table(study: "Study", groups: Mapping[str, Group]) -> list[str]:
     columns += [f"median {study.metric.replace('_', ' ')}", "range over seeds"]
     lengths = sorted({length for name in shown for length in groups[name].by_length})
     lengths = lengths[-(MAX_COLUMNS - 3 - len(columns)) :]
-    columns += [*(length_text(study, length) for length in lengths), "step", "state, KiB"]
+    columns += [*(length_text(study, length) for length in lengths), "last step", "decoding state, KiB"]
     rows = []
     for name in shown:
         group = groups[name]
         published = study.published.get(name)
         cells = [] if not study.published else ["" if published is None else f"{published:.2f}"]
         spread = f"{min(group.last):.3f} to {max(group.last):.3f}" if group.n_runs > 1 else "one seed"
-        cells += [f"**{group.median():.3f}**", spread]
+        cells += [f"{group.median():.3f}", spread]
         cells += [f"{group.median(length):.3f}" for length in lengths]
         cells += [group.costs[column].strip("-") for column in ("step", "state KiB")]
         rows.append((label(name), cells))

@@ -72,7 +72,7 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="MAD's six tasks by mixer",
     source="MAD (Poli et al. 2024, 2403.17844); the table in 2406.06484",
-    message="Delta rules solve both recalls and selective copying of MAD",
+    message="Delta rules solve two of MAD's recalls and selective copying",
     claim="""The tasks by which MAD ranks architectures before they are trained at scale; `hyena-jax task
 NAME` shows a row of each. Macro accuracy is the mean of each class's. Published values are means over a
 grid of this setting and harder ones, 128 wide; here each task is at or below its easiest setting, 64 wide,

@@ -82,7 +82,7 @@ STUDY = Study(
     message="Hyena recalls among 30 symbols where H3 does not; among 20 both do",
     claim="""Pairs of a key and its value, then a key whose value is asked for. In the paper Hyena and
 attention recall at vocabularies of 10 to 40, H3 at the smallest, AFT and a convolution without gates at
-none (`Conv1d` there; here with a free tap for each token of the row). There the rows have 2,048 tokens, and
+none (`Conv1d` there; here `fir`, with a tap for each token). There the rows have 2,048 tokens, and
 2,000 of them are shown 200 times; here 64 tokens, 256 at a vocabulary of 30, and new rows. Two layers of
 width 64 both times, here without feed-forward layers; attention has rotary positions. Chance is 1/9 and
 1/14. Rates are found at vocabulary 20.""",
@@ -99,11 +99,11 @@ width 64 both times, here without feed-forward layers; attention has rotary posi
         (at(("hyena",), 30), at(("h3",), 30)),
     ],
     findings="""At vocabulary 20 H3 solves the task in every seed and Hyena nearly does (0.91 to 0.98); the
-paper's gap does not show. In rows of 256 tokens with 30 symbols it does: H3's best seed has 0.39, and 0.48
-after twice the rows. AFT and the convolution without gates stay far below both. Attention is the first
-to solve vocabulary 20, by step 1,300; at 30 one seed of three stays at 0.27.""",
+paper's gap does not show; with 30 symbols in 256 tokens it does: H3's best seed has 0.39, and 0.48 after
+twice the rows. AFT and the convolution without gates stay far below both. Attention is the first to solve
+vocabulary 20, by step 1,300; at 30 one seed of three stays at 0.27.""",
     limits="""Longer rows and more symbols change together from 20 to 30, and rates were found at 20.
-Attention has 160,000 rows at 30 and all others 128,000, so nothing is said of it there.""",
+Attention has 160,000 rows at 30 and all others 128,000, so it is in no ordering there.""",
     paper={
         "claim": """Vocabularies of 10 to 40 in 2,048 tokens; two layers of width 64 with feed-forward layers,
 200 epochs of 2,000 rows. One head and learned positions of attention, and the network of Hyena's filters (64

@@ -69,8 +69,8 @@ STUDY = Study(
 factors lie in (0, 1) cannot flip its state's sign, nor track parity at every length (proved in the paper);
 one whose factors reach down to -1 can. The paper trains two layers of DeltaNet; here one layer of width 32.
 `hawk_shifted` has 2a - 1 for Hawk's factor a, `hawk_gate` a third gate in (-1, 1); `_negative` are delta
-rules with strengths up to 2; RWKV-7's factors reach down to -0.45, and Mamba-3 turns its keys: a half turn
-flips the sign.""",
+rules with beta up to 2; RWKV-7's factors reach down to -0.45, and Mamba-3 rotates its keys: half a turn
+flips their sign.""",
     runs=model_runs("parity", models(n_heads=2), SEEDS, FLAGS),
     paper_rows="5,120,000 rows",
     metric="accuracy",
@@ -91,11 +91,11 @@ flips the sign.""",
     shown=tuple(f"model={name}" for name in SHOWN),
     drawn=("hawk_gate", "gated_delta_negative", "kda_negative", "mamba3", "hawk", "mamba2", "attention"),
     findings="""All five recurrences whose factors reach down to -1 get every one of the 24 bits beyond
-training right in every seed. To bit 255 `hawk_gate` does so in all seeds, `hawk_shifted` in two, and
+training right in every seed. To bit 255 `hawk_gate` does so in all seeds, `hawk_shifted` in one, and
 `kda_negative` in none (0.32 to 0.77). Two of Mamba-3's seeds get 63 bits right; the third guesses beyond
 training. All others stay at chance; so does the paper's DeltaNet (0.02, chance 0), in forty times the
 rows.""",
-    limits="""Rates are chosen by losses on rows of 40 to 64 tokens, beyond the lengths of training.
+    limits="""Rates are chosen on rows of 40 to 64 tokens, the lengths that the claims are scored on.
 Attention has learned positions, of which only the first 39 are trained. More rows may bring RWKV-7 to a
 solution, one seed of which knows 0.77 of the first 39 bits.""",
     paper={

@@ -35,7 +35,7 @@ STUDY = Study(
     message="Hard-ALiBi copies strings twice as long as in training; rotary positions do not",
     claim="""A string of 3 to 24 letters, of 26, is shown and has to be repeated; tested also at 36 and 48.
 The paper: transformers need about a hundredth of the rows of state-space models, and those whose first
-heads see the last 1, 2, 3, ... tokens alone (Hard-ALiBi) copy strings many times as long as in training.
+heads see only the last 1, 2, 3, ... tokens (Hard-ALiBi) copy strings many times as long as in training.
 There 12 layers of width 1,024 and up to 300 letters; here two layers of width 64, attention with 8 heads (4
 of them of Hard-ALiBi). Accuracy is per letter, given the correct letters before it.""",
     runs=model_runs("copying", MODELS, SEEDS, FLAGS),

@@ -45,9 +45,9 @@ STUDY = Study(
     source="DeltaProduct (2502.10297), figure of the groups S3, S4, A5 and S5",
     message="Two factors per token track permutations of three; one does not",
     claim="""The product of the permutations of three objects so far, at every position; trained on 16
-tokens. One factor of the delta rule is a reflection at strength 2, and the rotations among the permutations
+tokens. One factor of the delta rule is a reflection at beta 2, and the rotations among the permutations
 are products of two: the paper's single layer tracks S3 with two factors per token and not with one. Here one
-layer of width 64 with two heads; `delta_product` has the two factors, `_negative` strengths up to 2 and one
+layer of width 64 with two heads; `delta_product` has the two factors, `_negative` beta up to 2 and one
 factor, `hawk_gate` a third gate in (-1, 1). Chance is 1/6; to know only even from odd gives 1/3.""",
     runs=model_runs("permutation_words", MODELS, SEEDS, FLAGS),
     metric="accuracy",
@@ -68,7 +68,7 @@ factor, `hawk_gate` a third gate in (-1, 1). Chance is 1/6; to know only even fr
     shown=tuple(f"model={name}" for name in SHOWN),
     drawn=[name for name in SHOWN if name not in ("kda", "rwkv7", "hyena")],
     findings="""With two factors all three seeds learn the group within 3,000 steps and keep it at four
-times the training length. One factor with strengths up to 2, and Hawk's third gate, know little more than
+times the training length. One factor with beta up to 2, and Hawk's third gate, know little more than
 even from odd, in all seeds but one. All others guess at 33 to 64; Mamba-3, and a seed of RWKV-7, know even
 from odd up to 32.""",
     limits="""The two factors have 31,396 parameters, one has 22,564. Rates are chosen on rows of 32. Some
