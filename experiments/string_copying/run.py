@@ -22,6 +22,7 @@ MODELS = {
     "hyena": ("hyena", ()),
     "hawk": ("hawk", ()),
 }
+OTHERS = (("rotary",), ("mamba2",), ("without_positions", "gated_delta", "hyena", "hawk"))
 SEEDS = (0, 1, 2)
 FLAGS = [
     *("--data.n-letters", "26", "--data.max-len", str(LENGTHS[0]), "--data.row-len", "64"),
@@ -42,7 +43,7 @@ of them of Hard-ALiBi). Accuracy is per letter, given the correct letters before
     metric="accuracy",
     solved=0.99,
     chance=1 / 26,
-    above=[(("model=hard_alibi",), (f"model={name}",)) for name in MODELS if name != "hard_alibi"],
+    above=[(("model=hard_alibi",), tuple(f"model={name}" for name in others)) for others in OTHERS],
     above_at=LENGTHS[-1],
     unit="letters",
     evaluated="strings of 3 to 24 letters, as in training",
