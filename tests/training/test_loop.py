@@ -389,3 +389,16 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(experiment, monkeypat
     now = hooks.Now(3, SimpleNamespace(model_params=None), {}, is_last=True)
     with pytest.raises(Diverged, match="the validation loss at step 3 is nan; nothing was saved"):
         hooks.Evaluate(run)(now)
+
+
+def test_a_checkpoint_says_that_its_evaluation_was_cut_short(experiment):
+    """The next start makes it first."""
+    kept = []
+    checkpoints = SimpleNamespace(
+        best_loss=lambda measured_on: np.inf, save=lambda meta, items, **_: kept.append(meta)
+    )
+    run = run_of_hooks(experiment, checkpoints=checkpoints, log=SimpleNamespace(sync=lambda: None), rows=None)
+    run.setup.strategy = SimpleNamespace(to_global=lambda state: SimpleNamespace(to_items=dict))
+    state = SimpleNamespace(params={"w": np.float32([1])}, bad_step=np.int32(FINITE), base=None)
+    hooks.Save(run)(hooks.Now(3, state, {}, is_last=True, unevaluated=True))
+    assert [(meta.step, meta.unevaluated) for meta in kept] == [(3, True)]
