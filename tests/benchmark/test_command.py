@@ -264,6 +264,12 @@ def test_flags_change_the_model_that_is_timed(monkeypatch):
     assert flags(seen[0])["experiment"]["model"]["d_model"] == 16
 
 
+@pytest.mark.grid
+def test_a_model_of_images(capsys):
+    assert run("model", "images:softmax", "--parallel.devices", 1, "--batch-size", 8, *QUICK) == 0
+    assert "images/s" in capsys.readouterr().out
+
+
 def test_images_have_the_sizes_that_the_config_says(tmp_path):
     """A known data set fills in and refuses as in training; a folder is read where the model lacks sizes."""
     data, model = ImagesConfig(batch_size=4), ImageClassifierConfig(**ATTENTION)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +91,9 @@ def test_a_folder_that_is_not_there_or_cannot_be_read(tmp_path, monkeypatch):
         read_pair("path", str(pair))
 
 
+MNIST = Path(__file__).parents[2].parent / "shared" / "data" / "mnist_t10k"
+
+
 def assert_equal(part, images, labels):
     assert part.images.dtype == part.labels.dtype == np.uint8
     np.testing.assert_array_equal(part.images, images)
@@ -135,6 +139,14 @@ def test_images_of_two_sizes_and_one_image_alone_are_refused(tmp_path):
         load_image_set(ImagesConfig(path=path, validation_path=other))
     with pytest.raises(UserError, match=r"path must hold at least 2 images, .*, got '.*pair' with 1"):
         load_image_set(ImagesConfig(path=one))
+
+
+@pytest.mark.skipif(not MNIST.is_dir(), reason="the 10,000 test images of MNIST are absent")
+def test_ten_thousand_images_of_mnist():
+    images = load_image_set(ImagesConfig(path=str(MNIST)))
+    assert images.train.images.shape == (9000, 28, 28, 1)
+    assert images.held_out.images.shape == (1000, 28, 28, 1)
+    assert images.train.labels[:5].tolist() == [7, 2, 1, 0, 4]
 
 
 PREPARE = """

@@ -207,12 +207,17 @@ PLAY = (
 )
 
 
+CIFAR_FILE = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz as cifar-10-binary.tar.gz"
+IDX = "a folder of IDX files with --data.path FOLDER"
+
+
 @needs_tensorflow
 @pytest.mark.parametrize(
     ("load", "config", "files", "instead"),
     [
         (load_text, TextConfig(name="tiny_shakespeare"), PLAY, "any text with --data.path FILE"),
-        (load_image_set, ImagesConfig("mnist"), MNIST_FILES, "a folder of IDX files with --data.path FOLDER"),
+        (load_image_set, ImagesConfig("mnist"), MNIST_FILES, IDX),
+        (load_image_set, ImagesConfig("cifar10"), CIFAR_FILE, IDX),
     ],
 )
 def test_offline_says_how_to_supply_the_files(tmp_path, monkeypatch, load, config, files, instead):

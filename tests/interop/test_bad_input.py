@@ -222,18 +222,12 @@ def test_arrays_of_orbax_without_a_shape(tmp_path, refused, about):
 
 def test_files_that_are_not_whole_or_not_there_or_links(stored, refused, tmp_path):
     folder = stored("lfm2")
-    path, weights = folder / "model.safetensors", folder / "weights"
-    os.rename(path, weights)
-    os.symlink("weights", path)
-    assert "must be a file, not a symbolic link" in refused("lfm2", folder)
-    path.unlink()
-    os.rename(weights, path)
-    config, settings = folder / "config.json", folder / "settings"
-    os.rename(config, settings)
-    os.symlink("settings", config)
-    assert "config must be a file, not a symbolic link" in refused("lfm2", folder)
-    config.unlink()
-    os.rename(settings, config)
+    path, config, elsewhere = folder / "model.safetensors", folder / "config.json", folder / "elsewhere"
+    for linked in (path, config):
+        os.rename(linked, elsewhere)
+        os.symlink("elsewhere", linked)
+        assert "must be a file, not a symbolic link" in refused("lfm2", folder)
+        os.replace(elsewhere, linked)
     path.write_bytes(path.read_bytes()[:-10])
     assert "cannot be read" in refused("lfm2", folder)
     (folder / "config.json").write_text("{")

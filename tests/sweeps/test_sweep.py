@@ -467,6 +467,23 @@ def _wait_for_end(pid):
         time.sleep(0.01)
 
 
+@pytest.mark.grid
+@pytest.mark.faults
+def test_a_killed_worker_of_runs_together_leaves_runs_that_continue(tmp_path):
+    command = [*COMMAND, "--training.steps", "60", "--workdir"]
+    assert cli.main([*command, str(tmp_path / "whole")]) == 0
+    command += [str(tmp_path / "sweep"), "--together", "seed"]
+    process = started(command, tmp_path / "sweep" / "seed=1")
+    os.kill(_child(process), signal.SIGKILL)
+    process.communicate(timeout=100)
+    assert process.returncode == 1
+    kept = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["runs"]
+    assert [run["status"] for run in kept.values()] == ["failed", "failed"]
+    assert cli.main(command) == 0
+    for name in ("seed=0", "seed=1"):
+        assert_alike(tmp_path / "sweep" / name, tmp_path / "whole" / name)
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("together", [*in_grid(()), ("--together", "seed")], ids=["alone", "together"])
 def test_a_sweep_that_is_asked_to_stop_saves(together, tmp_path):

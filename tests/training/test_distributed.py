@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,6 +188,22 @@ def test_a_signal_to_one_stops_and_saves_all_at_one_step(text, tmp_path, name, s
     assert step % multiple == 0
     assert output.count(f"stopped by {name}; saved at step {step}") == 1
     assert not damage_in(checkpoints / str(step))
+
+
+@pytest.mark.grid
+@pytest.mark.scale
+def test_two_processes_continue_to_the_same_bits_and_four_nearly(text, tmp_path):
+    mesh = ["--parallel.strategy", "sharded", "--parallel.fsdp", 4]
+    two, whole = tmp_path / "two", tmp_path / "whole"
+    ended(2, arguments(text, two, 4, *mesh))
+    four = shutil.copytree(two, tmp_path / "four")
+    for n_processes, workdir in ((2, two), (4, four)):
+        assert "continuing after step 4" in ended(n_processes, arguments(text, workdir, 8, *mesh))
+    ended(2, arguments(text, whole, 8, *mesh))
+    expected = losses(whole)
+    assert len(expected) == 8
+    assert losses(two) == expected
+    assert losses(four) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.scale
