@@ -101,23 +101,28 @@ def train(flags: Flags) -> dict[str, dict]:
 
     first, *others = SEEDS
     sweep("rates", flags.variants, RATES, [first])
-    found = {}
-    for variant in flags.variants:
-        searched = {rate: run("rates", variant, rate, first) for rate in RATES}
-        losses = {rate: kept["validation_loss"] for rate, kept in searched.items()}
-        found[variant] = {"searched": losses, "runs": {}}
-        for rate in {min(losses, key=losses.__getitem__), CONFIG_RATE}:
-            found[variant]["runs"][rate] = [searched[rate]]
+    kept = {
+        variant: {rate: [run("rates", variant, rate, first)] for rate in RATES} for variant in flags.variants
+    }
+    searched = {
+        variant: {rate: mean_loss(runs) for rate, runs in of_rates.items()}
+        for variant, of_rates in kept.items()
+    }
     for rate in RATES:
-        chosen = [variant for variant in flags.variants if rate in found[variant]["runs"]]
+        chosen = [
+            variant
+            for variant, losses in searched.items()
+            if rate in (CONFIG_RATE, min(losses, key=losses.__getitem__))
+        ]
         if chosen:
             sweep(f"seeds_at_{rate}", chosen, [rate], others)
         for variant in chosen:
-            more = [run(f"seeds_at_{rate}", variant, rate, seed) for seed in others]
-            found[variant]["runs"][rate] += more
-    for kept in found.values():
-        kept["rate"] = min(kept["runs"], key=lambda rate: mean_loss(kept["runs"][rate]))
-        kept["runs"] = kept["runs"][kept["rate"]]
+            kept[variant][rate] += [run(f"seeds_at_{rate}", variant, rate, seed) for seed in others]
+    found = {}
+    for variant, of_rates in kept.items():
+        whole = {rate: mean_loss(runs) for rate, runs in of_rates.items() if len(runs) == len(SEEDS)}
+        best = min(whole, key=whole.__getitem__)
+        found[variant] = {"rate": best, "searched": searched[variant], "runs": of_rates[best]}
     return found
 
 

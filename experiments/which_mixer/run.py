@@ -64,7 +64,7 @@ def losses_of(variants: dict[str, Any], mixer: str) -> list[float]:
 
 
 def recalled() -> dict[str, Group]:
-    """How each mixer with three seeds recalls PAIRS pairs behind a gated convolution."""
+    """How each mixer with three seeds and its usual state recalls PAIRS pairs behind a gated convolution."""
     groups = {name.removesuffix(f",pairs={PAIRS}"): group for name, group in study("recall").items()}
     return {
         name.removeprefix("pattern="): group
@@ -139,22 +139,17 @@ def page() -> str:
     induction = longer["task=induction,model=hawk"].at(256)
     of_delta = longer["task=induction,model=gated_delta"].at(256)
     columns = ("loss, nats", "over seeds", "state, KiB", "ms a step", "µs a token")
-    at_16 = {
-        mixer: f"{min(last):.2f} to {max(last):.2f}"
-        for mixer in ("attention", "gated_delta")
-        for last in [behind[f"pattern={mixer},pairs=16"].last]
-    }
 
-    def of_pairs(mixer: str) -> str:
-        return f"{min(pairs[mixer].last):.2f} to {max(pairs[mixer].last):.2f}"
+    def span(group: Group) -> str:
+        return f"{min(group.last):.2f} to {max(group.last):.2f}"
 
     needs = [
         (
             "recall in a constant state",
             [
                 "`rwkv7`, `gated_delta`",
-                f"[of {PAIRS} pairs {of_pairs('rwkv7')}, {of_pairs('gated_delta')}; Mamba-2"
-                f" {of_pairs('mamba2')}](../recall/README.md)",
+                f"[of {PAIRS} pairs {span(pairs['rwkv7'])}, {span(pairs['gated_delta'])}; Mamba-2"
+                f" {span(pairs['mamba2'])}](../recall/README.md)",
                 "a training step of twice to four times Hawk's",
             ],
         ),
@@ -162,8 +157,8 @@ def page() -> str:
             "more pairs than a state keeps",
             [
                 "`attention` behind a gated convolution",
-                f"[of 16 pairs {at_16['attention']}, `gated_delta` {at_16['gated_delta']}]"
-                "(../recall/README.md)",
+                f"[of 16 pairs {span(behind['pattern=attention,pairs=16'])}, `gated_delta`"
+                f" {span(behind['pattern=gated_delta,pairs=16'])}](../recall/README.md)",
                 "a state that grows with the text",
             ],
         ),
