@@ -24,6 +24,8 @@ def faults_in_a_line() -> Iterator[None]:
         yield
     except UserError as error:
         sys.exit(fail(error, 2))
+    except subprocess.CalledProcessError as error:  # the command has said why
+        sys.exit(error.returncode)
     except json.JSONDecodeError as error:
         sys.exit(fail(f"results.json is damaged: {error}", 2))
     except OSError as error:
