@@ -15,8 +15,9 @@ def check_modes(f: Callable[[Any], Any], args: Any, is_thorough: bool = False) -
     """Along a random direction, in float64 (inside `jax.enable_x64`):
 
     the tangent and the forward-over-reverse Hessian-vector product equal central differences of the value and
-    of the gradient, both computed under `vmap`. With `is_thorough` also: `linearize` equals `jvp`, the other
-    orders of the two modes give the same product, and `vmap` gives the same as separate calls.
+    of the gradient, both computed under `vmap`; the gradient equals central differences of a loss. With
+    `is_thorough` also: `linearize` equals `jvp`, the other orders of the two modes give the same product, and
+    `vmap` gives the same as separate calls.
 
     Args:
       f: function of the tree `args` that returns an array or a tree of arrays.
@@ -78,6 +79,10 @@ def check_modes(f: Callable[[Any], Any], args: Any, is_thorough: bool = False) -
     def twice(values):
         return jax.tree.map(lambda x: np.stack([x, -2 * x]), values)
 
+    losses = jax.tree.map(lambda w, y: (w * y * (1 + y)).reshape(2, -1).sum(axis=1), weight, found["values"])
+    slopes = jax.tree.map(lambda g, d: (g.mean(axis=0) * d).sum(), found["gradients"], direction)
+    expected = difference(sum(jax.tree.leaves(losses)))
+    assert_trees_close(sum(jax.tree.leaves(slopes)), expected, DIFFERENCE_TOLERANCE)
     assert_trees_close(found["tangent"], difference(found["values"]), DIFFERENCE_TOLERANCE)
     assert_trees_close(found["curvature"], difference(found["gradients"]), DIFFERENCE_TOLERANCE)
     if is_thorough:

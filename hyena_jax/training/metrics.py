@@ -100,8 +100,8 @@ def read_rows(path: Path) -> list[dict]:
                 math.isfinite(0 if value is None else value)
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise UserError(
-                f"{path} line {number} is not a row of metrics: {line[:60]!r}; remove that line or the file"
-                " to continue"
+                f"{path} line {number} is not a row of metrics: {line[:60].decode(errors='replace')!r};"
+                " remove that line or the file to continue"
             ) from error
     return rows
 

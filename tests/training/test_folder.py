@@ -110,7 +110,7 @@ def test_metrics_that_cannot_be_continued_are_refused_before_a_setting_is_change
         file.write("no row\n")
     before = contents(folder)
     assert run("train", "--resume", folder, "--training.steps", 6) == 2
-    assert "metrics.jsonl line 5 is not a row of metrics" in capsys.readouterr().err
+    assert "metrics.jsonl line 5 is not a row of metrics: 'no row'; remove" in capsys.readouterr().err
     assert contents(folder) == before
 
 
