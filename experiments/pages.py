@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from hyena_jax.config import TASK_CONFIGS
 from hyena_jax.sweeps.compare import GroupSummary, markdown
-from hyena_jax.sweeps.figure import COLOURS, fill_range, save_figure
+from hyena_jax.sweeps.figure import COLOURS, save_figure
 from hyena_jax.sweeps.runs import without_seed
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
         "\n## How it was made\n",
         f"{study.source}. {study.claim.strip()}\n",
         f"Trained on {', '.join(tasks)}, at most {rows} rows a run{paper}. Values: medians over seeds, on"
-        f" {study.evaluated}; strokes and bands: ranges; diamonds: published."
+        f" {study.evaluated}; strokes: their range, small dots: each seed; diamonds: published."
         " All runs and rates are in results.json, the protocol in the"
         f" [summary]({'../' * (1 + (study.folder.name == 'paper'))}README.md).\n",
         f"```bash\n{' '.join(study.command)}\n```\n",
@@ -312,7 +312,7 @@ class Point(NamedTuple):
 def draw(study: "Study", groups: Mapping[str, Group], path: Path) -> None:
     """Draws medians over `study.x` as lines, named at their ends, or as bars, or as a table of tasks.
 
-    Bands and strokes are ranges over seeds, diamonds published values; tasks have a panel each.
+    Small dots are seeds, strokes their range, diamonds published values; tasks have a panel each.
     """
     if study.x == "task":
         figure = Figure(figsize=(5.4, 4), layout="constrained")
@@ -369,7 +369,8 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Sequence[Point]], text_of: Calla
         points = sorted(points)
         medians, style = [statistics.median(point.values) for point in points], style_of(name)
         axes.plot([point.x for point in points], medians, **style, marker="o", markersize=4)
-        fill_range(axes, {point.x: point.values for point in points}, color=style["color"], alpha=0.15)
+        seeds = [(point.x, value) for point in points for value in point.values]
+        axes.plot(*zip(*seeds, strict=True), ".", color=style["color"], alpha=0.5, markersize=5)
         ends[name] = medians[-1]
     ticks = sorted({point.x for points in lines.values() for point in points})
     axes.set_xscale("log", base=2)
