@@ -7,7 +7,7 @@ import numpy as np
 
 from hyena_jax.config import AutoencoderConfig
 from hyena_jax.mixers.layers import make_norm
-from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
+from hyena_jax.models.blocks import activation_dtype, apply_blocks, look_up, make_blocks
 from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.initializers import initializers
 from hyena_jax.system.errors import require
@@ -75,7 +75,7 @@ class Autoencoder(nn.Module):
         length = tokens.shape[1]
         require(1 <= length <= config.max_len, "sequence length", length, f"in 1..max_len={config.max_len}")
         require(segment_ids is None, "segment_ids", segment_ids, "None: a row is one sequence")
-        x = self.embedding(tokens)
+        x = look_up(self.embedding, tokens)
         if config.learned_positions:
             x = x + self.positions[:length].astype(x.dtype)
         x = apply_blocks(self.blocks, self.dropout(x, deterministic), None, deterministic)

@@ -11,7 +11,14 @@ from hyena_jax.config import LanguageModelConfig
 from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
 from hyena_jax.mixers.layers import make_norm
-from hyena_jax.models.blocks import activation_dtype, apply_blocks, decode_blocks, init_states, make_blocks
+from hyena_jax.models.blocks import (
+    activation_dtype,
+    apply_blocks,
+    decode_blocks,
+    init_states,
+    look_up,
+    make_blocks,
+)
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.initializers import initializers
@@ -162,7 +169,7 @@ class LanguageModel(nn.Module):
         require(is_integer, "tokens.dtype", str(tokens.dtype), "an integer type")
 
     def _embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        x = self.embedding(tokens)
+        x = look_up(self.embedding, tokens)
         if self.config.scale_embedding:
             scale = self.config.d_model**0.5
             x = x * (float(np.asarray(scale, jnp.bfloat16)) if self.config.round_embedding_scale else scale)

@@ -25,7 +25,7 @@ from hyena_jax.config import (
     register,
 )
 from hyena_jax.mixers import Mixer
-from hyena_jax.models.blocks import REMAT_POLICIES
+from hyena_jax.models.blocks import REMAT_POLICIES, look_up
 from hyena_jax.reference import delta_rule
 from hyena_jax.reference import models as reference
 from hyena_jax.system.errors import UserError
@@ -340,6 +340,15 @@ def test_bfloat16_activations_keep_float32_parameters_and_logits(name):
     logits = logits_of(params, TOKENS, half)
     assert logits.dtype == jnp.float32
     assert_close(logits, logits_of(params, TOKENS, config), "bfloat16")
+
+
+def test_the_gradient_of_a_frequent_token_is_not_summed_in_bfloat16():
+    """In bfloat16 a sum of 4,096 numbers near 1 stays at 256."""
+    embedding = nn.Embed(2, 3, dtype=jnp.bfloat16)
+    params = embedding.init(jax.random.key(0), np.zeros(1, int))
+    looked_up = nn.apply(look_up, embedding)
+    gradient = jax.grad(lambda params: looked_up(params, np.zeros(4096, int)).astype(jnp.float32).sum())
+    np.testing.assert_array_equal(gradient(params)["params"]["embedding"], [[4096] * 3, [0] * 3])
 
 
 @pytest.mark.grid
