@@ -71,6 +71,18 @@ def test_a_kernel_is_compared_with_its_plain_form_in_values_and_gradients(kernel
     assert found is message is None or found.startswith(message)
 
 
+def test_the_plain_form_is_computed_at_full_precision():
+    """Else no kernel would be close enough to it on a TPU."""
+    found = []
+
+    def plain(x):
+        found.append(jax.config.jax_default_matmul_precision)
+        return jnp.square(x)
+
+    assert check._difference("cpu", "own", jnp.square, plain, [np.float32([1, 2, 3])]) is None
+    assert found == ["highest"]
+
+
 def test_kernels_of_a_device_that_is_not_there_are_not_usable():
     assert not check.usable("cpu")
     assert not check.usable("tpu")

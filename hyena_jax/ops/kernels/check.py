@@ -77,7 +77,9 @@ def _difference(
         return jax.device_get(jax.tree.leaves(jax.jit(values_and_gradients)(*arrays)))
 
     try:
-        with jax.default_device(jax.local_devices(backend=platform)[0]):
+        device = jax.local_devices(backend=platform)[0]
+        # A TPU would round what the plain form multiplies to bfloat16.
+        with jax.default_device(device), jax.default_matmul_precision("highest"):
             pairs = zip(run(kernel), run(plain), strict=True)
     except Exception as error:  # Mosaic's, Triton's and XLA's own kinds
         return (
