@@ -4,12 +4,15 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+import pytest
 
 from hyena_jax.generation.sample import draw_predictions
 
 
-def test_right_predictions_are_counted_and_drawn(tmp_path):
-    images, true, predicted = np.arange(20.0).reshape(5, 2, 2, 1), np.arange(5), np.array([0, 1, 2, 0, 0])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_right_predictions_are_counted_and_drawn(tmp_path, channels):
+    images = np.arange(20.0 * channels).reshape(5, 2, 2, channels)
+    true, predicted = np.arange(5), np.array([0, 1, 2, 0, 0])
     data = SimpleNamespace(
         n_eval_rows=lambda count: min(count, 5),
         eval_batches=lambda *_: iter([{"inputs": images, "targets": true}]),
