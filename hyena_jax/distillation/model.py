@@ -58,8 +58,9 @@ def check_distillable(config: ModelConfig) -> None:
     """Raises UserError unless some mixer has a long filter, and every one of these uses it in one block."""
     kind = name_of(config)
     require(isinstance(config, LanguageModelConfig), "workdir", kind, "a run of a language_model")
-    with_filters = [mixer for mixer in config.pattern if _has_filter(mixer)]
-    names = ", ".join(dict.fromkeys(map(name_of, config.pattern)))
+    used = config.pattern[: config.n_layers]
+    with_filters = [mixer for mixer in used if _has_filter(mixer)]
+    names = ", ".join(dict.fromkeys(map(name_of, used)))
     require(bool(with_filters), "workdir", names, "a run with a mixer that has a long filter")
     for mixer in with_filters:
         n_blocks = getattr(mixer, "n_blocks", 1)

@@ -66,8 +66,9 @@ def write_run(folder: Path, found: Outcome) -> None:
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     state = jax.device_get(init_state(params, optimizer))
     with Checkpoints(folder / CHECKPOINTS, experiment.training.keep_checkpoints, print) as checkpoints:
-        meta = Meta(0, found.last.values["loss"], measured_on(found.original.data))
-        checkpoints.save(meta, state.to_items())
+        measured = (found.last.values["loss"], measured_on(found.original.data))
+        in_nats = experiment.loss.in_nats  # else the run measures something else
+        checkpoints.save(Meta(0, *measured) if in_nats else Meta(0), state.to_items())
 
 
 def tables(found: Outcome) -> Iterator[Table]:

@@ -223,6 +223,7 @@ def test_kl_against_its_definition():
     ("config", "message"),
     [
         (model_config(HawkConfig()), "got 'hawk'"),
+        (replace(model_config(HawkConfig(), HyenaConfig()), n_layers=1), "got 'hawk'"),
         # Few taps decode in constant time as they are.
         (model_config(HyenaConfig(filter=ShortFilterConfig(3))), "got 'hyena'"),
         (OwnModelConfig(), "workdir must be a run of a language_model, got 'OwnModelConfig'"),
