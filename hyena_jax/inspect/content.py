@@ -97,7 +97,8 @@ def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Example:
 
 
 def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Example:
-    """A held-out row of a run's data: the first `most` tokens of a window, or an image."""
+    """A held-out row of a run's data: the first `most` tokens of a window, or of its longest document, where
+    documents are kept apart; or an image."""
     n_rows = data.n_eval_rows()
     require(0 <= index < n_rows, "index", index, f"in 0..{n_rows - 1}, the held-out rows")
     batch = next(islice(data.eval_batches(1), index, None))
@@ -106,6 +107,11 @@ def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Exampl
     if is_image:
         return Example(batch["inputs"], (), batch["targets"], batch["weights"], 0, source)
     inputs, targets, weights = batch["inputs"], _everywhere(batch, "targets"), _everywhere(batch, "weights")
+    if "segment_ids" in batch:  # all of the row would be read as one document
+        ids = batch["segment_ids"][0]
+        longest = ids == np.bincount(ids).argmax()
+        inputs, targets, weights = (x[:, longest] for x in (inputs, targets, weights))
+        source = f"the longest document of {source}"
     # What a target without weight says does not count: a text's last window ends with padding.
     counts = weights[0] > 0
     inside = counts[:-1]

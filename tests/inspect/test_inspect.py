@@ -151,6 +151,15 @@ def test_answers_stand_where_they_are_given():
     assert (masked.shift, masked.inputs.shape) == (1, (1, 4))
 
 
+def test_of_a_row_of_documents_the_longest_is_shown():
+    rows = row([1, 2, 3, 4, 5], [2, 3, 4, 5, 6], [1.0] * 5)
+    rows.batch["segment_ids"] = np.array([[0, 0, 1, 1, 1]])
+    shown = content.held_out(rows, Letters(), 0, 16)
+    assert shown.inputs.tolist() == [[3, 4, 5]]
+    assert shown.targets.tolist() == [[4, 5, 6]]
+    assert shown.source.startswith("3 tokens, the longest document of held-out row 0")
+
+
 def run_of(workdir, model, encoding=None):
     data = ImagesConfig() if model.input_kind.is_images else TextConfig(seq_len=16)
     experiment = Experiment(model=model, data=data)
