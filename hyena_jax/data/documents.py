@@ -21,7 +21,10 @@ from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.files import open_input
 
 TFDS = "tfds:"
-JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
+JSON_LINES = (
+    *(".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.zst"),
+    *(".json.gz", ".json.zst"),  # of corpora; a .json beside source code is a text
+)
 PARQUET = ".parquet"
 PIECE = 2**16
 """Bytes of a long text that are encoded at a time."""

@@ -104,7 +104,7 @@ def from_rows(
         inputs=inputs,
         tokenizer=tokenizer,
         encoding=encoding,
-        sizes={**_sizes(train, held_out, form, inputs, tokenizer), **sizes},
+        sizes=_sizes(train, held_out, form, inputs, tokenizer, sizes),
         scores=dict(scores),
         unit=unit or input_kind(inputs).unit,
         source=source,
@@ -257,31 +257,41 @@ def _form_of(row: Any, inputs: str) -> _Form:
 
 
 def _sizes(
-    train: Any, held_out: Any, form: _Form, inputs: str, tokenizer: Tokenizer | None
+    train: Any,
+    held_out: Any,
+    form: _Form,
+    inputs: str,
+    tokenizer: Tokenizer | None,
+    given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The sizes of a model that the rows determine; UserError if arrays hold a wrong id or class."""
+    """The given sizes of a model, and those that the rows determine; UserError if arrays hold a wrong id or
+    class."""
     sizes, (shape, _), kind = {}, form["inputs"], input_kind(inputs)
     if kind.is_images and len(shape) == 3:
         sizes |= {"image_size": shape[:2], "channels": shape[2]}
     if tokenizer is not None:
         sizes["vocab_size"] = tokenizer.vocab_size
+    sizes |= given
     parts = [part.rows if isinstance(part, _Part) else part for part in (train, held_out)]
-    if not all(isinstance(part, _Arrays) for part in parts):
+    arrays = [part.arrays for part in parts if isinstance(part, _Arrays)]
+    if not arrays:
         return sizes
-    targets = [_of_weight(part.arrays) for part in parts]
+    determined = sizes if len(arrays) == len(parts) else dict(sizes)  # rows to come may hold other ids
+    targets = [_of_weight(part) for part in arrays]
     least, most = min(x.min(initial=0) for x in targets), max(x.max(initial=0) for x in targets)
     if form["targets"][1] == np.int32:
         require(least >= 0, "targets", int(least), CLASSES)
     if form["targets"] == ((), np.int32):
-        sizes["n_classes"] = max(2, int(most) + 1)
+        n_classes = determined.setdefault("n_classes", max(2, int(most) + 1))
+        require(most < n_classes, "targets", int(most), f"classes below their number {n_classes}")
     if kind.is_tokens:
-        read = [part.arrays["inputs"] for part in parts]
+        read = [part["inputs"] for part in arrays]
         least = min(int(x.min(initial=0)) for x in read)
         require(least >= 0, "inputs", least, "at least 0")
         largest = max(int(x.max(initial=0)) for x in read)
         if form["targets"] == form["inputs"]:
             largest = max(largest, int(most))
-        size = sizes.setdefault("vocab_size", max(2, largest + 1))
+        size = determined.setdefault("vocab_size", max(2, largest + 1))
         require(largest < size, "inputs and targets", largest, f"ids below the vocabulary's size {size}")
     return sizes
 

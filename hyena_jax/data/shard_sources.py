@@ -181,11 +181,13 @@ def tokenizer_of(every: Sequence[Source], config: ShardsConfig, tokenizer: Token
     return IdsTokenizer(config.vocab_size)
 
 
-def eos_of(every: Sequence[Source], config: ShardsConfig) -> int | None:
+def eos_of(every: Sequence[Source], config: ShardsConfig, vocab_size: int) -> int | None:
     """The id that ends documents in all sources; None if there is none."""
     known = {one.objects.where: one.index.eos for one in every if one.index is not None}
     for where, eos in known.items():
         require(config.eos in (None, eos), "eos", config.eos, f"{eos!r}, as the index of {where} says")
+    is_id = config.eos is None or config.eos < vocab_size
+    require(is_id, "eos", config.eos, f"an id below the vocabulary's size {vocab_size}")
     found = {*known.values(), *([config.eos] if config.eos is not None or not known else [])}
     if not config.documents:
         return None

@@ -164,7 +164,7 @@ def load_shards(config: ShardsConfig, tokenizer: Tokenizer | None = None) -> Sha
     validation = open_sources("validation_sources", config.validation_sources, config)
     every = [one for group in (sources, validation) for found in group.values() for one in found]
     tokenizer = tokenizer_of(every, config, tokenizer)
-    eos = eos_of(every, config)
+    eos = eos_of(every, config, tokenizer.vocab_size)
     if config.weights is not None and len(config.weights) != len(sources):
         must = f"{len(sources)} numbers, one for each source: {', '.join(sources)}"
         require(False, "weights", config.weights, must)
@@ -207,7 +207,7 @@ def load_shards(config: ShardsConfig, tokenizer: Tokenizer | None = None) -> Sha
         held_out=held_out,
         turns=turns(config.weights or (1,), "weights"),
         seq_len=length,
-        eos=eos if config.documents else None,
+        eos=eos,
         vocab_size=tokenizer.vocab_size,
         held_out_bytes=None if None in n_bytes else sum(n_bytes),
         fingerprint=hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(),

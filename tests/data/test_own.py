@@ -258,6 +258,21 @@ def test_a_later_row_unlike_the_others_is_refused(changes, message):
         data.train_batches(20, 0)[0]
 
 
+@pytest.mark.parametrize(
+    ("train", "sizes", "message"),
+    [
+        (Source(), {"vocab_size": 50}, "targets must be at least 0.*, got -1"),
+        (ARRAYS, {"vocab_size": 8}, "inputs and targets must be ids below the vocabulary's size 8, got 8"),
+    ],
+)
+def test_every_held_out_row_of_arrays_is_checked(train, sizes, message):
+    targets = ARRAYS["targets"].copy()
+    if train is not ARRAYS:
+        targets[1] = -1
+    with pytest.raises(UserError, match=message):
+        own.from_rows(train, {**ARRAYS, "targets": targets}, sizes=sizes)
+
+
 def test_a_model_of_rows_without_tokens_has_the_smallest_vocabulary():
     nothing = np.zeros((4, 0), int)
     assert own.from_rows({"inputs": nothing, "targets": nothing}).sizes["vocab_size"] == 2

@@ -172,7 +172,8 @@ def test_every_kind_of_input_holds_the_same_documents(lines, tmp_path):
     parquet.write_table(table, tmp_path / "docs.parquet", row_group_size=70)
     index = made(lines, tmp_path / "out")
     expected = tokens_of(tmp_path / "out", index.shards)
-    for suffix in ("jsonl.gz", "jsonl.zst", "parquet"):
+    (tmp_path / "docs.ndjson").write_bytes(whole)
+    for suffix in ("ndjson", "jsonl.gz", "jsonl.zst", "parquet"):
         index = made(str(tmp_path / f"docs.{suffix}"), tmp_path / suffix)
         np.testing.assert_array_equal(tokens_of(tmp_path / suffix, index.shards), expected)
     assert len(index.shards) == 5  # one for each group of rows
