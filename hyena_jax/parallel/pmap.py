@@ -36,8 +36,8 @@ class Pmap(Strategy):
             NamedSharding(Mesh(np.array(on), (AXIS,)), PartitionSpec()) for on in (devices, ours)
         )
 
-    def make_state(self, make: Callable[[], Tree]) -> Tree:
-        return self.place(make())
+    def make_state(self, make: Callable[..., Tree], *placed: Tree) -> Tree:
+        return self.place(make(*placed))
 
     def place(self, tree: Tree) -> Tree:
         return jax.device_put(tree, self._here)

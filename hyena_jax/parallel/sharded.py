@@ -162,10 +162,10 @@ class Sharded(Strategy):
         except ValueError as error:
             raise UserError(f"parallel.sequence={n_parts}: {error}") from error
 
-    def make_state(self, make: Callable[[], Tree]) -> Tree:
+    def make_state(self, make: Callable[..., Tree], *placed: Tree) -> Tree:
         """See `Strategy`. Each device computes and holds only its shard: the whole need not fit on one."""
         with jax.set_mesh(self._mesh):
-            return jax.jit(make, out_shardings=self.shardings(jax.eval_shape(make)))()
+            return jax.jit(make, out_shardings=self.shardings(jax.eval_shape(make, *placed)))(*placed)
 
     def place(self, tree: Tree) -> Tree:
         def place(leaf: np.ndarray, sharding: NamedSharding) -> jax.Array:

@@ -54,8 +54,8 @@ class Strategy(ABC):
         """Raises UserError if the batch, or the model with parameters of these shapes, cannot be sharded."""
 
     @abstractmethod
-    def make_state(self, make: Callable[[], Tree]) -> Tree:
-        """The placed result of `make`."""
+    def make_state(self, make: Callable[..., Tree], *placed: Tree) -> Tree:
+        """The placed result of `make`, of trees that are placed."""
 
     @abstractmethod
     def place(self, tree: Tree) -> Tree:

@@ -23,8 +23,8 @@ class MetricsLog(AbstractContextManager):
     """Appends rows `{"step": ..., "time": ..., name: value, ...}`; a context manager.
 
     `time` is in seconds since 1970 (UTC). Values that are not finite are written as null, since JSON has no
-    infinity. On resume, rows beyond `step` are dropped: their steps were lost and will be repeated. The
-    checkpoint of a step is saved after its rows.
+    infinity. On resume, rows beyond `step` are dropped: their steps were lost and will be repeated; so is
+    the evaluation of `step` with `evaluates_again`. The checkpoint of a step is saved after its rows.
     """
 
     def __init__(
@@ -33,12 +33,14 @@ class MetricsLog(AbstractContextManager):
         step: int,
         tracker: Tracker | None = None,
         put: Callable[[], None] = lambda: None,
+        evaluates_again: bool = False,
     ):
         """`tracker` is given each row too, and flushed with the file; whoever made it closes it. `put` is
         called once they are flushed."""
         path = workdir / METRICS
-        kept = [_line(row) for row in read_rows(path) if row["step"] <= step]
-        files.write_text(path, "".join(kept))
+        last = step - 1 if evaluates_again else step
+        kept = [row for row in read_rows(path) if row["step"] <= (last if "validation/loss" in row else step)]
+        files.write_text(path, "".join(map(_line, kept)))
         self._file = path.open("a", encoding="utf-8")
         self._tracker, self._put = tracker, put
 

@@ -131,8 +131,8 @@ def start_run(
             console.print(f"continuing after step {start}")
         begin = partial(Trackers, Start(workdir, experiment, start + 1), report)
         trackers = on_first(lambda: at_end.enter_context(begin()))
-        log = MetricsLog(workdir, start, trackers, held.put) if is_first() else nullcontext(NoLog())
-        with log as run.log, progress:
+        log = partial(MetricsLog, workdir, start, trackers, held.put, run.must_evaluate)
+        with log() if is_first() else nullcontext(NoLog()) as run.log, progress:
             yield run, state
 
 
@@ -164,11 +164,13 @@ def restore_or_start(
 
 def initial_state(setup: Setup) -> TrainState:
     """The placed state of step 0."""
-    state = setup.strategy.make_state(lambda: _draw(setup))
+    make, is_lora = setup.strategy.make_state, lora.lora_of(setup.experiment.model) is not None
     if setup.initial is None:
-        return state
-    given = "params" if lora.lora_of(setup.experiment.model) is None else "base"
-    return state._replace(**{given: setup.strategy.place(setup.initial)})
+        return make(lambda: _draw(setup))
+    given = setup.strategy.place(setup.initial)
+    if is_lora:
+        return make(lambda: _draw(setup))._replace(base=given)
+    return make(lambda params: init_state(params, setup.optimizer), given)
 
 
 def _draw(setup: Setup) -> TrainState:

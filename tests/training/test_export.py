@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
@@ -15,12 +16,13 @@ from whole_runs import saved, with_training
 from hyena_jax import config, models
 from hyena_jax.cli import main
 from hyena_jax.cli.export import _card
+from hyena_jax.parallel import make_strategy
 from hyena_jax.system import files
 from hyena_jax.system.errors import UserError
 from hyena_jax.tasks.recall import RecallConfig
 from hyena_jax.training import export
 from hyena_jax.training.options import StartOptions
-from hyena_jax.training.run import train
+from hyena_jax.training.run import initial_state, train
 from hyena_jax.training.step import init_params
 
 PARAMS = {
@@ -209,6 +211,20 @@ def test_other_dtypes_are_converted(tmp_path):
     export.write(tmp_path / "model.safetensors", given, {}, step=0)
     wanted = {name: np.array([1.5, 2], np.float32) for name in given}
     chex.assert_trees_all_equal(export.read(tmp_path / "model.safetensors", wanted, print), wanted)
+
+
+@pytest.mark.parametrize("strategy", ["pmap", "sharded"])
+def test_an_optimizer_begins_at_the_parameters_that_are_given(strategy):
+    """Some keep a copy of them."""
+    given = {"w": np.float32([7, 7])}
+    setup = SimpleNamespace(
+        initial=given,
+        strategy=make_strategy(config.ParallelConfig(strategy, fsdp=1 if strategy == "pmap" else 2)),
+        experiment=SimpleNamespace(model=None, seed=0),
+        optimizer=optax.GradientTransformation(lambda params: params, None),
+    )
+    state = initial_state(setup)
+    chex.assert_trees_all_equal(jax.device_get((state.params, state.opt_state)), (given, given))
 
 
 @pytest.mark.wide

@@ -39,6 +39,16 @@ def test_what_is_not_finite_is_null_in_the_rows_of_now_and_of_before(tmp_path):
     assert draw_learning_curves(tmp_path, {"perplexity": "perplexity", "loss": "loss"}).stat().st_size
 
 
+def test_the_row_of_an_evaluation_that_is_made_again_is_dropped(tmp_path):
+    with MetricsLog(tmp_path, 0) as log:
+        for step in (1, 2):
+            log.write(step, {"train/loss": 1.0})
+            log.write(step, {"validation/loss": 2.0})
+    with MetricsLog(tmp_path, 2, evaluates_again=True):
+        found = [(row["step"], "validation/loss" in row) for row in read_rows(tmp_path / "metrics.jsonl")]
+    assert found == [(1, False), (1, True), (2, False)]
+
+
 def test_resuming_drops_later_rows_and_a_line_cut_short(tmp_path):
     with MetricsLog(tmp_path, 0) as log:
         for step in (1, 2, 3):
