@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
@@ -107,6 +107,7 @@ class Checkpoints:
         self._keep = keep
         self._report = report
         self._manager: ocp.CheckpointManager | None = None
+        self._is_timed = False  # the checkpoint that is being saved
         self._committer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -164,30 +165,33 @@ class Checkpoints:
             )
         return None
 
-    def save(self, meta: Meta, items: dict[str, Tree], is_replacing: bool = False) -> None:
+    def save(self, meta: Meta, items: dict[str, Tree]) -> None:
         """Saves trees in the background, after any pending save is finished.
 
         Leaves are NumPy arrays, or arrays over the devices of all processes, which then write them together;
-        they are copied before this returns. With `is_replacing`, a checkpoint of this step is deleted first.
+        they are copied before this returns.
         """
         self._finish()
-        step = meta.step
+        step, self._is_timed = meta.step, meta.timed
         arguments = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         arguments["meta"] = ocp.args.JsonSave(meta.to_json())
         with self._writing(f"checkpoint {step}"):
             if self._manager is None:
                 on_first(self._steps.begin)  # a paused writer may have woken up since `restore`
                 options = ocp.CheckpointManagerOptions(
-                    preservation_policy=_LatestAndBest(self._steps, self._keep),
+                    preservation_policy=_LatestAndBest(list if self._steps.deletes else self._kept),
                     cleanup_tmp_directories=True,
                 )
                 self._manager = ocp.CheckpointManager(self._steps.path(), options=options)
-            if is_replacing:
-                on_first(lambda: self._steps.uncommit(step))
-                self._manager.delete(step)
             if not self._manager.save(step, args=ocp.args.Composite(**arguments), force=True):
                 raise OSError(f"Orbax refused to save in {self._steps}")
         self._pending = self._committer.submit(self._commit, self._manager, step)
+
+    def revise(self, meta: Meta) -> None:
+        """Replaces what a saved checkpoint says of itself; its arrays stay as they are."""
+        self._finish()
+        with self._writing(f"what is known of checkpoint {meta.step}"):
+            on_first(lambda: self._steps.revise(meta.step, meta.to_json()))
 
     def best_loss(self, measured_on: str) -> float:
         """The lowest validation loss of the saved steps on these held-out rows; infinity if there is none."""
@@ -208,7 +212,15 @@ class Checkpoints:
                 self._steps.commit(step)
                 if self._steps.deletes:
                     saved = self._steps.saved()
-                    self._steps.delete(set(saved) - _kept(self._steps, saved, self._keep))
+                    self._steps.delete(set(saved) - self._kept(saved))
+
+    def _kept(self, found: Sequence[int]) -> set[int | None]:
+        """The steps that stay. The newest verified one does: the one being saved has no manifest yet."""
+        steps, newest = self._steps, max(found, default=None)  # whose meta cannot be read yet
+        verified = (step for step in found if steps.is_verified(step))
+        timed = {step: steps.meta(step).get("timed") for step in found} | {newest: self._is_timed}
+        lasting = [step for step in sorted(found) if not timed[step]]
+        return {newest, *lasting[-self._keep :], max(verified, default=None), _best(steps).step}
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
@@ -264,24 +276,15 @@ def _quiet() -> Iterator[None]:
 class _LatestAndBest:
     """Orbax's preservation policy; its own BestN forgets the losses of earlier processes."""
 
-    def __init__(self, steps: Steps, keep: int):
-        self._steps = steps
-        self._keep = keep
+    def __init__(self, kept: Callable[[Sequence[int]], Collection[int | None]]):
+        self._kept = kept
 
     def should_preserve(
         self, checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo], *, context: object
     ) -> list[bool]:
         found = [checkpoint.step for checkpoint in checkpoints]
-        kept = found if self._steps.deletes else _kept(self._steps, found, self._keep)
+        kept = self._kept(found)
         return [step in kept for step in found]
-
-
-def _kept(steps: Steps, found: Sequence[int], keep: int) -> set[int | None]:
-    """The steps that stay. The newest verified one does: the one being saved gets its manifest afterwards."""
-    verified = (step for step in found if steps.is_verified(step))
-    newest = max(found, default=None)  # which is being saved, so that its meta cannot be read yet
-    lasting = [step for step in sorted(found) if not steps.meta(step).get("timed")]
-    return {newest, *lasting[-keep:], max(verified, default=None), _best(steps).step}
 
 
 def restore_readonly(
@@ -361,15 +364,16 @@ def _try_restore(steps: Steps, step: int, verified: bool, targets: dict[str, Tre
         arguments = {name: ocp.args.StandardRestore(target) for name, target in targets.items()}
         try:
             with _quiet(), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-                restored = checkpointer.restore(
-                    steps.path(step), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonRestore())
-                )
+                restored = checkpointer.restore(steps.path(step), args=ocp.args.Composite(**arguments))
             items = {name: restored[name] for name in targets}
             if list(map(np.shape, jax.tree.leaves(items))) == list(map(np.shape, jax.tree.leaves(targets))):
-                return Restored(step, items, Meta.from_json(restored["meta"]))
+                return Restored(step, items, Meta.from_json(steps.meta(step)))
             unfit = "the tree of its arrays differs"
         except Exception as error:  # Orbax and its storage layer raise many kinds for unusable files
             unfit = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+            is_of_machine = isinstance(error, OSError | MemoryError) or "RESOURCE_EXHAUSTED" in unfit
+            if is_of_machine and steps.fault(step) is None:
+                raise OSError(f"{steps.path(step)} could not be read: {unfit}") from error
     fault = steps.fault(step)  # once more: a run that goes on may have deleted it meanwhile
     if fault is not None:
         return fault

@@ -1,6 +1,7 @@
 """The files of checkpoints in a folder: which there are, whether they are whole, what is in them.
 
     checkpoints/<step>/manifest.json   SHA-256 digests of all files, written after the commit
+    checkpoints/<step>/revised.json    its meta, where that was completed later
     checkpoints/<step>/<item>/         TensorStore's OCDBT database, as Orbax writes it: each array is zarr
                                        (version 2), and JSON under NAME/.zarray holds its shape, the shape of
                                        its chunks and its dtype
@@ -12,13 +13,14 @@ only if no other checkpoint can be. TensorStore allocates whatever the metadata 
 compared with the expected arrays first. Knows pytrees, not models.
 """
 
+import errno
 import hashlib
 import itertools
 import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,9 @@ MAX_NUMBERS = 2**24
 """Most numbers of a chunk, and of a block that is in memory at a time."""
 TEMPORARY = ".orbax-checkpoint-tmp"
 """Part of the names of folders that Orbax has not committed."""
+REVISED = "revised.json"
+OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}
+"""Errors that say nothing about the file."""
 UNVERIFIED = "the run was stopped before its digests were written"
 
 
@@ -58,7 +63,8 @@ def is_verified(checkpoint: Path) -> bool:
 def damage_in(checkpoint: Path) -> str | None:
     """The first difference from the manifest, on one line; None if there is none, or no manifest.
 
-    Pipes, devices and links count as damage: Orbax may only open files.
+    Pipes, devices and links count as damage: Orbax may only open files. An error that is the machine's, and
+    not the checkpoint's, is raised as an OSError.
     """
     try:
         files = _files(checkpoint)
@@ -73,6 +79,8 @@ def damage_in(checkpoint: Path) -> str | None:
             if _digest(checkpoint / name) != digest:
                 return f"{name} is not what was saved"
     except (OSError, UserError) as error:
+        if getattr(error.__cause__ or error, "errno", None) in OF_MACHINE:
+            raise OSError(f"{checkpoint} cannot be read: {error}") from error
         return str(error)
     return None
 
@@ -224,11 +232,12 @@ class LocalSteps:
 
     def meta(self, step: int) -> dict[str, Any]:
         """The meta of a checkpoint; empty if it cannot be read."""
-        try:
-            meta = read_json("metadata", self._folder / str(step) / "meta" / "metadata")
-            return meta if isinstance(meta, dict) else {}
-        except UserError:
-            return {}
+        for name in (REVISED, "meta/metadata"):
+            with suppress(UserError):
+                meta = read_json("metadata", self._folder / str(step) / name)
+                if isinstance(meta, dict):
+                    return meta
+        return {}
 
     def fault(self, step: int) -> str | None:
         """Why a checkpoint cannot be used, judging by its files; None if it can."""
@@ -249,8 +258,9 @@ class LocalSteps:
         """Writes the manifest of a checkpoint that Orbax has committed."""
         write_manifest(self._folder / str(step))
 
-    def uncommit(self, step: int) -> None:
-        """Called before Orbax deletes a checkpoint to replace it."""
+    def revise(self, step: int, meta: Mapping[str, Any]) -> None:
+        """Replaces the meta of a checkpoint."""
+        files.write_text(self._folder / str(step) / REVISED, json.dumps(meta))
 
     def delete(self, steps: Collection[int]) -> None:
         """Deletes checkpoints."""

@@ -293,11 +293,13 @@ class Save(_OfRun):
 
     def __call__(self, now: Now) -> None:
         self._latest = now
-        if now.is_repeated and now.unevaluated:
-            return  # the checkpoint stays as it is
+        if now.is_repeated:  # the arrays stay as they are
+            if not now.unevaluated:
+                self._complete(now)
+            return
         is_best = now.loss is not None and now.loss < self._best_loss
         every = self.run.setup.experiment.training.checkpoint_every
-        is_due = now.step % every == 0 or is_best or now.stops or now.is_repeated
+        is_due = now.step % every == 0 or is_best or now.stops
         if is_due or now.is_overdue:
             self._write(now, is_timed=not is_due)
 
@@ -305,6 +307,14 @@ class Save(_OfRun):
         """Saves the state after the latest step, unless that is done: there will be no further one."""
         if self._latest is not None and self._latest.step > self.saved:
             self._write(self.run.now(self._latest.step, self._latest.state, self._latest.metrics))
+
+    def _complete(self, now: Now) -> None:
+        """The checkpoint from which the run continues gets the loss that was cut short when it was saved."""
+        self.run.log.sync()
+        rows = None if now.loss is None else self.run.setup.measured_on
+        known = {"loss": now.loss, "measured_on": rows, "reached": now.reached}
+        self.run.checkpoints.revise(self.run.meta._replace(**known, unevaluated=False, timed=False))
+        self._best_loss = min(now.loss, self._best_loss) if now.loss is not None else self._best_loss
 
     def _write(self, now: Now, is_timed: bool = False) -> None:
         run, setup, state = self.run, self.run.setup, now.state
@@ -325,7 +335,7 @@ class Save(_OfRun):
                 data_state=run.rows.state() if isinstance(run.rows, Stream) else None,
             )
             items = setup.strategy.to_global(state).to_items()
-            run.checkpoints.save(meta, items, is_replacing=now.step == run.start)
+            run.checkpoints.save(meta, items)
         self.saved, self.saved_at = now.step, time.monotonic()
         if now.loss is not None:
             self._best_loss = min(now.loss, self._best_loss)

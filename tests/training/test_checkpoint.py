@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -298,6 +299,43 @@ def test_a_checkpoint_by_the_clock_pushes_out_no_other(tmp_path):
         for step in range(1, 6):
             checkpoints.save(Meta(step=step, loss=None, timed=step in (2, 4)), items(step))
     assert saved_steps(tmp_path) == [5, 4, 3]
+    with Checkpoints(tmp_path, 2, print) as checkpoints:
+        checkpoints.save(Meta(step=6, timed=True), items(6))
+    assert saved_steps(tmp_path) == [6, 5, 3]
+
+
+def test_a_loss_that_is_known_later_changes_no_array(folder):
+    """A kill while it is written would otherwise lose the newest checkpoint."""
+    before = contents(folder)
+    with Checkpoints(folder, 2, print) as checkpoints:
+        checkpoints.revise(Meta(5, 0.5))
+    assert before.items() <= contents(folder).items()
+    assert best(folder) == Best(5, 0.5)
+    restored, lines = restore(folder)
+    assert (restored.meta, lines) == (Meta(5, 0.5), [])
+    (folder / "5" / "revised.json").write_text("")
+    assert restore(folder)[0].meta == Meta(5)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE])
+def test_an_error_of_the_machine_is_no_damage(folder, monkeypatch, code):
+    def fails(*_):
+        raise OSError(code, os.strerror(code))
+
+    before = contents(folder)
+    monkeypatch.setattr(checkpoint_files.hashlib, "file_digest", fails)
+    with pytest.raises(OSError, match="5 cannot be read: "):
+        restore(folder)
+    assert contents(folder) == before
+
+
+def test_a_checkpoint_that_memory_does_not_hold_is_not_said_to_be_unfit(folder, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(checkpoint.ocp.Checkpointer, "restore", fails)
+    with pytest.raises(OSError, match="5 could not be read: RuntimeError: RESOURCE_EXHAUSTED"):
+        restore(folder)
 
 
 def test_a_damaged_best_checkpoint_is_set_aside(folder):

@@ -74,19 +74,23 @@ class BucketSteps:
         self._lease.check()
         objects = self._objects(step)
         meta = parse_json(self._bucket.get(f"{step}/meta/metadata") or b"{}")
+        self._put(step, {"meta": meta, "objects": objects}, ABSENT)
+
+    def _put(self, step: int, manifest: Mapping[str, Any], generation: int) -> None:
         try:
-            text = json.dumps({"meta": meta, "objects": objects}, indent=1)
-            self._bucket.put(f"{step}/{MANIFEST}", text.encode(), ABSENT)
+            self._bucket.put(f"{step}/{MANIFEST}", json.dumps(manifest, indent=1).encode(), generation)
         except Refused as error:
             raise Lost(f"{self.path(step)} was saved by another process") from error
 
-    def uncommit(self, step: int) -> None:
+    def revise(self, step: int, meta: Mapping[str, Any]) -> None:
         self._lease.check()
-        self._bucket.delete([f"{step}/{MANIFEST}"])
+        found = self._bucket.stat(f"{step}/{MANIFEST}")
+        self._put(step, {**self._manifest(step), "meta": meta}, found.generation)
 
     def delete(self, steps: Collection[int]) -> None:
         for step in steps:
-            self.uncommit(step)
+            self._lease.check()
+            self._bucket.delete([f"{step}/{MANIFEST}"])
             self._bucket.delete(found.name for found in self._bucket.below(f"{step}/"))
 
     def set_aside(self, step: int, faults: Mapping[int, str]) -> list[str]:
