@@ -22,7 +22,7 @@ from hyena_jax.generation.decoding import Continuation, Request
 from hyena_jax.generation.programs import note_recomputation
 from hyena_jax.generation.prompts import OnFull, encode, stops
 from hyena_jax.generation.sampling import SamplingRule
-from hyena_jax.scoring.score import Embedding, Likelihood, Pool, Scoring, plan_scoring
+from hyena_jax.scoring.score import Likelihood, Pool, Scoring, plan_scoring
 from hyena_jax.system.errors import as_printed, require
 from hyena_jax.system.files import METRICS
 from hyena_jax.system.output import Output, bar, watched
@@ -258,26 +258,13 @@ class LoadedRun:
         """
         given = [texts] if isinstance(texts, str) else texts
         names = [f"texts[{i}]" for i in range(len(given))]
-        embedding = self.embedding(given, names, layer, pool, prefix, stride, batch_size)
+        embedding = self.scoring(given, names, prefix, stride, batch_size).embedding(names, layer, pool)
         n_windows = embedding.scoring.plan.n_windows(range(len(given)))
         with bar("embedding", n_windows) if progress else nullcontext(lambda n: None) as advance:
             rows = list(embedding.vectors(advance))
         if pool == "none":
             return rows
         return np.concatenate([np.empty((0, self.model.config.d_model), np.float32), *rows])
-
-    def embedding(
-        self,
-        texts: Sequence[Prompt],
-        names: Sequence[str],
-        layer: int | None = None,
-        pool: Pool = "mean",
-        prefix: Prompt = "",
-        stride: int | None = None,
-        batch_size: int = 16,
-    ) -> Embedding:
-        """The texts, checked, and how the model will read them: see `embed`, and `names` for errors."""
-        return self.scoring(texts, names, prefix, stride, batch_size).embedding(names, layer, pool)
 
     @property
     def _has_tokenizer(self) -> bool:

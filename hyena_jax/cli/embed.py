@@ -57,8 +57,8 @@ class Embed(OfRun):
         run = load_run(self.workdir, self.step)
         texts = [record.text for record in records]
         called = [f"record {record.name} of {self.path}" for record in records]
-        options = self.layer, self.pool, self.prefix, self.stride, self.batch_size
-        embedding = run.embedding(texts, called, *options)
+        scoring = run.scoring(texts, called, self.prefix, self.stride, self.batch_size)
+        embedding = scoring.embedding(called, self.layer, self.pool)
         sizes, first, lines = embedding.sizes, 0, []
         require(sum(sizes) > 0, "path", str(self.path), "a file with at least one token")
         shape = sum(sizes), run.model.config.d_model

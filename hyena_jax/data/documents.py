@@ -21,10 +21,7 @@ from hyena_jax.system.errors import UserError, require
 from hyena_jax.system.files import open_input
 
 TFDS = "tfds:"
-JSON_LINES = (
-    *(".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.zst"),
-    *(".json.gz", ".json.zst"),  # of corpora; a .json beside source code is a text
-)
+JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".json.gz", ".json.zst")
 PARQUET = ".parquet"
 PIECE = 2**16
 """Bytes of a long text that are encoded at a time."""

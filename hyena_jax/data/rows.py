@@ -97,6 +97,7 @@ def from_rows(
         _check_form(_form_of(train[0], inputs), form)
     tokenizer = as_kept(encoding) if is_tokenizer(encoding) else None
     encoding = None if tokenizer is not None else encoding
+    known = {} if tokenizer is None else {"vocab_size": tokenizer.vocab_size}
     return Rows(
         train=train,
         held_out=held_out,
@@ -104,7 +105,7 @@ def from_rows(
         inputs=inputs,
         tokenizer=tokenizer,
         encoding=encoding,
-        sizes=_sizes(train, held_out, form, inputs, tokenizer, sizes),
+        sizes=_sizes(train, held_out, form, inputs, {**known, **sizes}),
         scores=dict(scores),
         unit=unit or input_kind(inputs).unit,
         source=source,
@@ -256,22 +257,11 @@ def _form_of(row: Any, inputs: str) -> _Form:
     return form
 
 
-def _sizes(
-    train: Any,
-    held_out: Any,
-    form: _Form,
-    inputs: str,
-    tokenizer: Tokenizer | None,
-    given: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The given sizes of a model, and those that the rows determine; UserError if arrays hold a wrong id or
-    class."""
-    sizes, (shape, _), kind = {}, form["inputs"], input_kind(inputs)
-    if kind.is_images and len(shape) == 3:
-        sizes |= {"image_size": shape[:2], "channels": shape[2]}
-    if tokenizer is not None:
-        sizes["vocab_size"] = tokenizer.vocab_size
-    sizes |= given
+def _sizes(train: Any, held_out: Any, form: _Form, inputs: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a model, also those that rows determine; UserError if arrays hold wrong ids or classes."""
+    (shape, _), kind = form["inputs"], input_kind(inputs)
+    is_image = kind.is_images and len(shape) == 3
+    sizes = {**({"image_size": shape[:2], "channels": shape[2]} if is_image else {}), **given}
     parts = [part.rows if isinstance(part, _Part) else part for part in (train, held_out)]
     arrays = [part.arrays for part in parts if isinstance(part, _Arrays)]
     if not arrays:

@@ -186,8 +186,7 @@ def eos_of(every: Sequence[Source], config: ShardsConfig, vocab_size: int) -> in
     known = {one.objects.where: one.index.eos for one in every if one.index is not None}
     for where, eos in known.items():
         require(config.eos in (None, eos), "eos", config.eos, f"{eos!r}, as the index of {where} says")
-    is_id = config.eos is None or config.eos < vocab_size
-    require(is_id, "eos", config.eos, f"an id below the vocabulary's size {vocab_size}")
+    require((config.eos or 0) < vocab_size, "eos", config.eos, f"below the vocabulary's size {vocab_size}")
     found = {*known.values(), *([config.eos] if config.eos is not None or not known else [])}
     if not config.documents:
         return None

@@ -97,8 +97,7 @@ def from_file(tokenizer: Tokenizer, path: Path, most: int) -> Example:
 
 
 def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Example:
-    """A held-out row of a run's data: the first `most` tokens of a window, or of its longest document, where
-    documents are kept apart; or an image."""
+    """A held-out row: the first `most` tokens of a window, or of its longest document; or an image."""
     n_rows = data.n_eval_rows()
     require(0 <= index < n_rows, "index", index, f"in 0..{n_rows - 1}, the held-out rows")
     batch = next(islice(data.eval_batches(1), index, None))

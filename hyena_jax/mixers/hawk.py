@@ -64,7 +64,7 @@ class Hawk(Mixer):
         config.check(self.d_model, self.max_len)
         init = initializers("griffin", self.n_layers, self.d_model, width)
         bias, taps = config.projection_bias, config.short_filter_len
-        self.in_proj = SplitDense(width, 2, bias, self.dtype, init.kernel)
+        self.in_proj = SplitDense(width, 2, self.dtype, init.kernel, use_bias=bias)
         fir_init = nn.initializers.normal((0.01 / taps) ** 0.5)
         self.short_taps = self.param("short_taps", fir_init, (width, taps), jnp.float32)
         self.short_bias = self.param("short_bias", nn.initializers.zeros, (width,), jnp.float32)

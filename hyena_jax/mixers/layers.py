@@ -21,15 +21,23 @@ from hyena_jax.ops.fast.dense import from_channels_first, split_dense, to_channe
 from hyena_jax.ops.initializers import initializers
 
 
+class Embed(nn.Embed):
+    """Flax's, rounded after the look-up: in bfloat16 the gradients of a frequent id would not add up."""
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        rows = jnp.take(self.embedding, inputs, axis=0)
+        return rows.astype(self.dtype or rows.dtype)
+
+
 class SplitDense(nn.Module):
     """x [..., D] -> `n_parts` arrays [..., C]: the columns of one kernel [D, n_parts C], in order."""
 
     features: int
     n_parts: int
-    use_bias: bool = True
     dtype: jnp.dtype | None = None
     kernel_init: Initializer = nn.initializers.lecun_normal()
     bias_init: Initializer = nn.initializers.zeros
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> list[jax.Array]:
@@ -40,15 +48,8 @@ class SplitDense(nn.Module):
         return [part + b for part, b in zip(parts, jnp.split(bias, self.n_parts), strict=True)]
 
 
-class ToChannelsFirst(nn.Module):
+class ToChannelsFirst(SplitDense):
     """x [B, L, D] -> `n_parts` arrays [C, B, L]: the columns of one kernel [D, n_parts C], in order."""
-
-    features: int
-    n_parts: int
-    dtype: jnp.dtype | None = None
-    kernel_init: Initializer = nn.initializers.lecun_normal()
-    bias_init: Initializer = nn.initializers.zeros
-    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> list[jax.Array]:

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hyena_jax.config import AutoencoderConfig
-from hyena_jax.mixers.layers import make_norm
-from hyena_jax.models.blocks import activation_dtype, apply_blocks, look_up, make_blocks
+from hyena_jax.mixers.layers import Embed, make_norm
+from hyena_jax.models.blocks import activation_dtype, apply_blocks, make_blocks
 from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.initializers import initializers
 from hyena_jax.system.errors import require
@@ -46,9 +46,7 @@ class Autoencoder(nn.Module):
         config = self.config
         dtype = activation_dtype(config)
         init = initializers(config.init, config.n_layers, config.d_model, config.d_model)
-        self.embedding = nn.Embed(
-            config.vocab_size, config.d_model, dtype=dtype, embedding_init=init.embedding
-        )
+        self.embedding = Embed(config.vocab_size, config.d_model, dtype=dtype, embedding_init=init.embedding)
         if config.learned_positions:
             shape = config.max_len, config.d_model
             self.positions = self.param("positions", init.embedding, shape, jnp.float32)
@@ -75,7 +73,7 @@ class Autoencoder(nn.Module):
         length = tokens.shape[1]
         require(1 <= length <= config.max_len, "sequence length", length, f"in 1..max_len={config.max_len}")
         require(segment_ids is None, "segment_ids", segment_ids, "None: a row is one sequence")
-        x = look_up(self.embedding, tokens)
+        x = self.embedding(tokens)
         if config.learned_positions:
             x = x + self.positions[:length].astype(x.dtype)
         x = apply_blocks(self.blocks, self.dropout(x, deterministic), None, deterministic)

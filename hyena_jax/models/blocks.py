@@ -445,15 +445,6 @@ def wait_for(gradient: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(gradient.sum()), jnp.nan, x)
 
 
-def look_up(embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
-    """Rows [..., D] of a table, in its dtype of activations.
-
-    Rounded after the look-up: in bfloat16 the gradients of an id that occurs often would not add up.
-    """
-    rows = jnp.take(embedding.embedding, tokens, axis=0)
-    return rows.astype(embedding.dtype or rows.dtype)
-
-
 def activation_dtype(config: BackboneConfig) -> jnp.dtype | None:
     """The modules' `dtype`: None, which follows the parameters, unless activations are narrower."""
     return None if config.dtype == "float32" else jnp.dtype(config.dtype)

@@ -10,15 +10,8 @@ import numpy as np
 from hyena_jax.config import LanguageModelConfig
 from hyena_jax.mixers import is_unbounded
 from hyena_jax.mixers.inputs import Shared
-from hyena_jax.mixers.layers import make_norm
-from hyena_jax.models.blocks import (
-    activation_dtype,
-    apply_blocks,
-    decode_blocks,
-    init_states,
-    look_up,
-    make_blocks,
-)
+from hyena_jax.mixers.layers import Embed, make_norm
+from hyena_jax.models.blocks import activation_dtype, apply_blocks, decode_blocks, init_states, make_blocks
 from hyena_jax.ops.documents import documents
 from hyena_jax.ops.forms import Layout
 from hyena_jax.ops.initializers import initializers
@@ -67,7 +60,7 @@ class LanguageModel(nn.Module):
         dtype = activation_dtype(config)
         init = initializers(config.init, config.n_layers, config.d_model, config.d_model)
         n_rows = -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
-        self.embedding = nn.Embed(n_rows, config.d_model, dtype=dtype, embedding_init=init.embedding)
+        self.embedding = Embed(n_rows, config.d_model, dtype=dtype, embedding_init=init.embedding)
         if config.learned_positions:
             shape = config.max_len, config.d_model
             self.positions = self.param("positions", init.embedding, shape, jnp.float32)
@@ -169,7 +162,7 @@ class LanguageModel(nn.Module):
         require(is_integer, "tokens.dtype", str(tokens.dtype), "an integer type")
 
     def _embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        x = look_up(self.embedding, tokens)
+        x = self.embedding(tokens)
         if self.config.scale_embedding:
             scale = self.config.d_model**0.5
             x = x * (float(np.asarray(scale, jnp.bfloat16)) if self.config.round_embedding_scale else scale)

@@ -278,7 +278,7 @@ def open_safetensors(argument: str, path: str | Path) -> Iterator["safe_open"]:
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, "np.ndarray"], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file: the same arrays and metadata give the same bytes."""
+    """Writes a safetensors file to the disk: the same arrays and metadata give the same bytes."""
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -295,6 +295,8 @@ def write_safetensors(path: Path, arrays: Mapping[str, "np.ndarray"], metadata: 
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         file.seek(8)
         file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def n_cpus() -> int:

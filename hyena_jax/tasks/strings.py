@@ -237,34 +237,28 @@ SOURCE = (
     "Jelassi et al. 2024, 2402.01032; 12 layers, width 1024, 16 heads, AdamW 1e-5, decay 0.1, linear after"
     " 100 steps of warm-up, 2,000 steps an epoch"
 )
-register_task(
+PUBLISHED = {"n_letters": 26, "max_len": 20, "row_len": 220, "batch_size": 8}
+register = partial(register_task, symbol=_symbol, metric="sequence_accuracy")
+register(
     "copying",
     CopyingConfig,
     draw=copying,
     draw_train=partial(_packed, _copy_example),
     chance=_copying_chance,
-    symbol=_symbol,
-    metric="sequence_accuracy",
     presets={
         "small": Preset(CopyingConfig(), SMALL),
-        "published": Preset(
-            CopyingConfig(n_letters=26, min_len=5, max_len=20, row_len=220, batch_size=8), SOURCE
-        ),
+        "published": Preset(CopyingConfig(min_len=5, **PUBLISHED), SOURCE),
     },
 )
-register_task(
+SOURCE_OF_NGRAMS = f"{SOURCE}; lengths from 6, since 5 letters are too few for a 3-gram"
+register(
     "prefix_ngram",
     PrefixNgramConfig,
     draw=prefix_ngram,
     draw_train=partial(_packed, _ngram_example),
     chance=_ngram_chance,
-    symbol=_symbol,
-    metric="sequence_accuracy",
     presets={
         "small": Preset(PrefixNgramConfig(), SMALL),
-        "published": Preset(
-            PrefixNgramConfig(n_letters=26, min_len=6, max_len=20, row_len=220, batch_size=8, n_gram=3),
-            f"{SOURCE}; lengths from 6, since 5 letters are too few for a 3-gram",
-        ),
+        "published": Preset(PrefixNgramConfig(min_len=6, n_gram=3, **PUBLISHED), SOURCE_OF_NGRAMS),
     },
 )

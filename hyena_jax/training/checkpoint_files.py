@@ -19,7 +19,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,7 @@ MAX_NUMBERS = 2**24
 TEMPORARY = ".orbax-checkpoint-tmp"
 """Part of the names of folders that Orbax has not committed."""
 REVISED = "revised.json"
-OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}
-"""Errors that say nothing about the file."""
+OF_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}  # say nothing of a file
 UNVERIFIED = "the run was stopped before its digests were written"
 
 
@@ -203,7 +202,7 @@ class LocalSteps:
     """The committed checkpoints in a folder."""
 
     deletes = False
-    """Whether `delete` removes those that are kept no longer; Orbax does it here."""
+    """Whether those that are kept no longer are removed by a method `delete`; Orbax does it here."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -261,10 +260,6 @@ class LocalSteps:
     def revise(self, step: int, meta: Mapping[str, Any]) -> None:
         """Replaces the meta of a checkpoint."""
         files.write_text(self._folder / str(step) / REVISED, json.dumps(meta))
-
-    def delete(self, steps: Collection[int]) -> None:
-        """Deletes checkpoints."""
-        raise NotImplementedError("Orbax deletes in a folder of this machine")
 
     def set_aside(self, step: int, faults: Mapping[int, str]) -> list[str]:
         """Renames checkpoints newer than `step`, and links; returns a line about each."""

@@ -6,7 +6,6 @@ hold `config`, the experiment as in its run's `config.json`, and `step`. Knows p
 
 import difflib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,8 +50,6 @@ def write(path: Path, params: Tree, config: Mapping[str, Any], step: int) -> Non
     try:
         with files.replacing(path, is_new=True) as draft:
             files.write_safetensors(draft, named_leaves(params), metadata)
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())  # once the config is there, all but a rename is done
             files.write_text(config_beside(path), json.dumps(config, indent=2) + "\n", is_new=True)
             beside = config_beside(path)
     except BaseException:

@@ -311,10 +311,9 @@ class Save(_OfRun):
     def _complete(self, now: Now) -> None:
         """The checkpoint from which the run continues gets the loss that was cut short when it was saved."""
         self.run.log.sync()
-        rows = None if now.loss is None else self.run.setup.measured_on
-        known = {"loss": now.loss, "measured_on": rows, "reached": now.reached}
+        known = {"loss": now.loss, "measured_on": self.run.setup.measured_on, "reached": now.reached}
         self.run.checkpoints.revise(self.run.meta._replace(**known, unevaluated=False, timed=False))
-        self._best_loss = min(now.loss, self._best_loss) if now.loss is not None else self._best_loss
+        self._best_loss = min(now.loss, self._best_loss)
 
     def _write(self, now: Now, is_timed: bool = False) -> None:
         run, setup, state = self.run, self.run.setup, now.state

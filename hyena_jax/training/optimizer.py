@@ -12,38 +12,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hyena_jax.config import (
-    AdafactorConfig,
-    AdamWConfig,
-    ConstantConfig,
-    CosineConfig,
-    DecayScheduleConfig,
-    GroupedOptimizerConfig,
-    LinearConfig,
-    LionConfig,
-    MuonConfig,
-    OptimizerConfig,
-    ParameterGroup,
-    ScheduleConfig,
-    SGDConfig,
-    WarmupScheduleConfig,
-    WarmupStableDecayConfig,
-    own_code,
-)
+from hyena_jax.config import optimizers, own_code
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.trees import named_leaves, path_name
 
 
 def make_optimizer(
-    config: OptimizerConfig, params: optax.Params, total_steps: int
+    config: optimizers.OptimizerConfig, params: optax.Params, total_steps: int
 ) -> optax.GradientTransformation:
     """The optax transformation of `config`; a user's own is first traced on the parameters' shapes.
 
     `params` may be shapes. UserError if a user's function fails or makes something else, or a group matches
     no parameter.
     """
-    part = OptimizerConfig.registry.part_of(type(config))
-    make, what = OptimizerConfig.registry.target(type(config)), f"optimizer {part.name!r}"
+    part = optimizers.OptimizerConfig.registry.part_of(type(config))
+    make, what = optimizers.OptimizerConfig.registry.target(type(config)), f"optimizer {part.name!r}"
     schedule = make_schedule(config, total_steps)
     with own_code(f"{what} fails on these parameters"):
         optimizer = make(config, schedule, params)
@@ -88,19 +71,21 @@ def have_equal_states(
 
 
 def adamw(
-    config: AdamWConfig, schedule: optax.Schedule, params: optax.Params
+    config: optimizers.AdamWConfig, schedule: optax.Schedule, params: optax.Params
 ) -> optax.GradientTransformation:
     """Adam's bias-corrected moments."""
     return in_groups(config, schedule, params, optax.scale_by_adam(config.b1, config.b2, config.eps))
 
 
-def lion(config: LionConfig, schedule: optax.Schedule, params: optax.Params) -> optax.GradientTransformation:
+def lion(
+    config: optimizers.LionConfig, schedule: optax.Schedule, params: optax.Params
+) -> optax.GradientTransformation:
     """The sign of b1 m + (1 - b1) g."""
     return in_groups(config, schedule, params, optax.scale_by_lion(config.b1, config.b2))
 
 
 def adafactor(
-    config: AdafactorConfig, schedule: optax.Schedule, params: optax.Params
+    config: optimizers.AdafactorConfig, schedule: optax.Schedule, params: optax.Params
 ) -> optax.GradientTransformation:
     """Gradients over the root of their factored second moment, clipped, relative to each parameter's size."""
     scale = optax.scale_by_factored_rms(
@@ -113,13 +98,17 @@ def adafactor(
     return in_groups(config, schedule, params, optax.chain(scale, clip, relative))
 
 
-def sgd(config: SGDConfig, schedule: optax.Schedule, params: optax.Params) -> optax.GradientTransformation:
+def sgd(
+    config: optimizers.SGDConfig, schedule: optax.Schedule, params: optax.Params
+) -> optax.GradientTransformation:
     """The momentum, or the gradient if there is no momentum."""
     momentum = optax.trace(config.momentum, config.nesterov) if config.momentum else optax.identity()
     return in_groups(config, schedule, params, momentum)
 
 
-def muon(config: MuonConfig, schedule: optax.Schedule, params: optax.Params) -> optax.GradientTransformation:
+def muon(
+    config: optimizers.MuonConfig, schedule: optax.Schedule, params: optax.Params
+) -> optax.GradientTransformation:
     """The momentum, orthogonalised and scaled, for matrices; Adam's direction for other parameters."""
     pattern = compile_pattern("optimizer.matrices", config.matrices)
 
@@ -154,7 +143,7 @@ def muon(config: MuonConfig, schedule: optax.Schedule, params: optax.Params) -> 
 
 
 def in_groups(
-    config: GroupedOptimizerConfig,
+    config: optimizers.GroupedOptimizerConfig,
     schedule: optax.Schedule,
     params: optax.Params,
     direction: optax.GradientTransformation,
@@ -171,7 +160,7 @@ def in_groups(
     groups = complete_groups(config)
     labels = label_parameters(config.groups, params)
 
-    def rule(group: ParameterGroup) -> optax.GradientTransformation:
+    def rule(group: optimizers.ParameterGroup) -> optax.GradientTransformation:
         scale = -group.learning_rate / config.learning_rate
         return optax.chain(optax.add_decayed_weights(group.weight_decay), optax.scale(scale))
 
@@ -186,19 +175,19 @@ def in_groups(
     )
 
 
-def complete_groups(config: GroupedOptimizerConfig) -> list[ParameterGroup]:
+def complete_groups(config: optimizers.GroupedOptimizerConfig) -> list[optimizers.ParameterGroup]:
     """The groups with all learning rates and decays filled in; the last group matches everything else."""
     return [
-        ParameterGroup(
+        optimizers.ParameterGroup(
             group.pattern,
             config.learning_rate if group.learning_rate is None else group.learning_rate,
             config.weight_decay if group.weight_decay is None else group.weight_decay,
         )
-        for group in (*config.groups, ParameterGroup(pattern=""))
+        for group in (*config.groups, optimizers.ParameterGroup(pattern=""))
     ]
 
 
-def label_parameters(groups: Iterable[ParameterGroup], params: optax.Params) -> optax.Params:
+def label_parameters(groups: Iterable[optimizers.ParameterGroup], params: optax.Params) -> optax.Params:
     """The tree of `params` with, at each leaf, the index of the first group that matches its path.
 
     Leaves that no group matches get the number of groups; UserError if a group that is not optional has none.
@@ -238,13 +227,13 @@ def global_norm(tree: optax.Params) -> jax.Array:
     return optax.tree.norm(jax.tree.map(lambda x: x.astype(jnp.float32), tree))
 
 
-def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+def make_schedule(config: optimizers.OptimizerConfig, total_steps: int) -> optax.Schedule:
     """The learning rate as a function of the number of updates so far.
 
     If the config does not say when the decay ends, it ends at `total_steps`: then a run that is extended
     later follows a different schedule than one that had all steps from the start.
     """
-    registry = ScheduleConfig.registry
+    registry = optimizers.ScheduleConfig.registry
     make, name = registry.target(type(config.schedule)), registry.part_of(type(config.schedule)).name
     with own_code(f"schedule {name!r} fails"):
         schedule = make(config.schedule, config.learning_rate, total_steps)
@@ -254,24 +243,26 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     return schedule
 
 
-def cosine(config: CosineConfig, peak: float, total_steps: int) -> optax.Schedule:
+def cosine(config: optimizers.CosineConfig, peak: float, total_steps: int) -> optax.Schedule:
     """Warm-up, then peak ((1 - f) (1 + cos(pi t / T)) / 2 + f) over T steps; f is the final fraction."""
     end, final = _decay(config, peak, total_steps)
     return _warmed_up(config, peak, optax.cosine_decay_schedule(peak, end - config.warmup_steps, final))
 
 
-def linear(config: LinearConfig, peak: float, total_steps: int) -> optax.Schedule:
+def linear(config: optimizers.LinearConfig, peak: float, total_steps: int) -> optax.Schedule:
     """Warm-up, then linear decay to the final rate."""
     end, final = _decay(config, peak, total_steps)
     return _warmed_up(config, peak, optax.linear_schedule(peak, final * peak, end - config.warmup_steps))
 
 
-def constant(config: ConstantConfig, peak: float, total_steps: int) -> optax.Schedule:
+def constant(config: optimizers.ConstantConfig, peak: float, total_steps: int) -> optax.Schedule:
     """Warm-up, then the peak rate."""
     return _warmed_up(config, peak, optax.constant_schedule(peak))
 
 
-def warmup_stable_decay(config: WarmupStableDecayConfig, peak: float, total_steps: int) -> optax.Schedule:
+def warmup_stable_decay(
+    config: optimizers.WarmupStableDecayConfig, peak: float, total_steps: int
+) -> optax.Schedule:
     """Warm-up, then the peak rate, then linear decay to the final rate."""
     end, final = _decay(config, peak, total_steps)
     decay = min(max(1, round(config.decay_fraction * end)), end - config.warmup_steps)
@@ -280,14 +271,14 @@ def warmup_stable_decay(config: WarmupStableDecayConfig, peak: float, total_step
     return _warmed_up(config, peak, after)
 
 
-def _decay(config: DecayScheduleConfig, peak: float, total_steps: int) -> tuple[int, float]:
+def _decay(config: optimizers.DecayScheduleConfig, peak: float, total_steps: int) -> tuple[int, float]:
     """The step at which the decay ends, and the fraction of the peak that is left then."""
     rate = config.final_learning_rate
     end = max(config.decay_steps or total_steps, config.warmup_steps + 1)
     return end, config.final_fraction if rate is None else rate / peak
 
 
-def _warmed_up(config: WarmupScheduleConfig, peak: float, after: optax.Schedule) -> optax.Schedule:
+def _warmed_up(config: optimizers.WarmupScheduleConfig, peak: float, after: optax.Schedule) -> optax.Schedule:
     """From its initial fraction to the peak in `warmup_steps`, then `after`, which starts counting there."""
     if config.warmup_steps == 0:
         return after

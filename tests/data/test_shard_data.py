@@ -216,7 +216,7 @@ def test_files_without_an_index(tmp_path):
     with pytest.raises(UserError, match="documents must be False, since no id ends documents"):
         load(config(files, **options, documents=True))
     assert load(config(files, **options, documents=True, eos=3)).eos == 3
-    with pytest.raises(UserError, match="eos must be an id below the vocabulary's size 300, got 300"):
+    with pytest.raises(UserError, match="eos must be below the vocabulary's size 300, got 300"):
         load(config(files, **options, documents=True, eos=300))
     small = load(config(files, **{**options, "vocab_size": 200}))
     with pytest.raises(UserError, match="shard-0000.*.bin must be ids below the vocabulary's size 200, got"):

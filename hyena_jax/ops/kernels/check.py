@@ -78,8 +78,7 @@ def _difference(
 
     try:
         device = jax.local_devices(backend=platform)[0]
-        # A TPU would round what the plain form multiplies to bfloat16.
-        with jax.default_device(device), jax.default_matmul_precision("highest"):
+        with jax.default_device(device), jax.default_matmul_precision("highest"):  # not bfloat16, as on TPUs
             pairs = zip(run(kernel), run(plain), strict=True)
     except Exception as error:  # Mosaic's, Triton's and XLA's own kinds
         return (

@@ -257,7 +257,9 @@ def _backward_kernel(
 
     jax.lax.fori_loop(0, _rows_in_block(u_ref, batch), correlate, None)
 
-    @pl.when(_is_last())
+    is_last = (pl.program_id(1) == pl.num_programs(1) - 1) & (pl.program_id(2) == pl.num_programs(2) - 1)
+
+    @pl.when(is_last)
     def _() -> None:
         h_bar_ref[...] = _signal(h_bar_spectrum[...], twiddles, matrices)
 
@@ -265,10 +267,6 @@ def _backward_kernel(
 def _is_first() -> jax.Array:
     """Whether this is the first block of its filters."""
     return (pl.program_id(1) == 0) & (pl.program_id(2) == 0)
-
-
-def _is_last() -> jax.Array:
-    return (pl.program_id(1) == pl.num_programs(1) - 1) & (pl.program_id(2) == pl.num_programs(2) - 1)
 
 
 def _rows_in_block(u_ref: Any, batch: int) -> jax.Array:
@@ -325,7 +323,8 @@ def _dft(terms: list[Complex], sign: int) -> list[Complex]:
     n = len(terms)
 
     def total(k: int) -> Complex:
-        return reduce(_add, [_turned(z, Fraction(sign * k * i, n)) for i, z in enumerate(terms)])
+        turned = (_turned(z, Fraction(sign * k * i, n)) for i, z in enumerate(terms))
+        return reduce(lambda a, b: (a[0] + b[0], a[1] + b[1]), turned)
 
     return [total(k) for k in range(n)]
 
@@ -344,10 +343,6 @@ def _turned(z: Complex, turns: Fraction) -> Complex:
         return im, -re
     c, s = cos(2 * pi * turns), sin(2 * pi * turns)
     return re * c - im * s, re * s + im * c
-
-
-def _add(a: Complex, b: Complex) -> Complex:
-    return a[0] + b[0], a[1] + b[1]
 
 
 def _times(a: jax.Array, b: jax.Array) -> jax.Array:
