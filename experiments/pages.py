@@ -191,7 +191,7 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
         "\n## How it was made\n",
         f"{study.source}. {study.claim.strip()}\n",
         f"Trained on {', '.join(tasks)}, at most {rows} rows a run{paper}. Values: medians over seeds, on"
-        f" {study.evaluated}; strokes: their range, small dots: each seed; diamonds: published."
+        f" {study.evaluated}; small dots: each seed; diamonds: published."
         " All runs and rates are in results.json, the protocol in the"
         f" [summary]({'../' * (1 + (study.folder.name == 'paper'))}README.md).\n",
         f"```bash\n{' '.join(study.command)}\n```\n",
@@ -312,7 +312,7 @@ class Point(NamedTuple):
 def draw(study: "Study", groups: Mapping[str, Group], path: Path) -> None:
     """Draws medians over `study.x` as lines, named at their ends, or as bars, or as a table of tasks.
 
-    Small dots are seeds, strokes their range, diamonds published values; tasks have a panel each.
+    Small dots are seeds, diamonds published values; tasks have a panel each.
     """
     if study.x == "task":
         figure = Figure(figsize=(5.4, 4), layout="constrained")
@@ -400,7 +400,7 @@ def _draw_bars(axes: Axes, lines: Mapping[str, Sequence[Point]], published: Mapp
     for i, (name, points) in enumerate(lines.items()):
         values = [value for point in points for value in point.values]
         axes.barh(i, statistics.median(values), alpha=0.55, color=style_of(name)["color"])
-        axes.hlines(i, min(values), max(values), color="black", linewidth=1)
+        axes.plot(values, [i] * len(values), ".", color="black", markersize=5)
         if name in published:
             axes.plot(published[name], i, "D", color="black", fillstyle="none", markersize=6)
     axes.set_yticks(range(len(lines)), [*lines])

@@ -312,7 +312,7 @@ def test_groups_are_chosen_by_their_settings():
     both = {"pattern=kda,pairs=8", "pattern=mamba3,pairs=8"}
     assert study.chosen_groups(found, ["pattern=kda", "pattern=mamba3,pairs=8"]) == both
     assert study.chosen_groups(found, []) == {without_seed(name) for name in found.runs}
-    assert len(study.chosen_groups(found, ["pattern=attention"])) == 3
+    assert len(study.chosen_groups(found, ["pattern=attention"])) == 2
     assert len(study.chosen_groups(found, ["pairs=8"])) > 9
     with pytest.raises(UserError, match=r"only must be settings of a group, such as .*, got 'pattern=kdb'"):
         study.chosen_groups(found, ["pattern=kdb"])

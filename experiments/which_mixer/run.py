@@ -90,7 +90,8 @@ def draw(path: Path) -> None:
     language.set_xscale("log")
     language.set(xlabel="decoding state at a context of 64, KiB", ylabel="validation loss, nats")
     language.set_title("Language: Mamba-2 is lowest, Hawk smallest", fontsize="medium")
-    for i, (name, group) in enumerate(sorted(recalled().items(), key=lambda each: each[1].median())):
+    by_height = sorted(recalled().items(), key=lambda each: (round(each[1].median(), 1), each[1].state_bytes))
+    for i, (name, group) in enumerate(by_height):
         size, colour = (group.state_bytes or 0) / KIB, style_of(name)["color"]
         recall.vlines(size, min(group.last), max(group.last), color=colour, alpha=0.4)
         recall.plot(size, group.median(), "o", color=colour)
@@ -99,13 +100,14 @@ def draw(path: Path) -> None:
     recall.set(xlabel="decoding state, KiB", ylabel=f"accuracy at {PAIRS} pairs")
     recall.set_title("Recall: RWKV-7, gated_delta and attention are highest", fontsize="medium")
     for axes in (language, recall):
+        axes.margins(x=0.12)
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path, dpi=130)
 
 
 def _name(axes: Axes, name: str, point: tuple[float, float], number: int) -> None:
     """Neighbours by height have their names on different sides, where these do not cover each other."""
-    place, side = ((6, 3), "left") if number % 2 else ((-6, -8), "right")
+    place, side = ((6, 3), "left") if number % 2 else ((-6, -12), "right")
     axes.annotate(name, point, place, textcoords="offset points", fontsize="small", ha=side)
 
 
@@ -149,17 +151,18 @@ def page() -> str:
             [
                 "`rwkv7`, `gated_delta`",
                 f"[of {PAIRS} pairs {span(pairs['rwkv7'])}, {span(pairs['gated_delta'])}; Mamba-2"
-                f" {span(pairs['mamba2'])}](../recall/README.md)",
+                f" {span(pairs['mamba2'])}; Hawk {span(pairs['hawk'])}](../recall/README.md)",
                 "a training step of twice to four times Hawk's",
             ],
         ),
         (
-            "more pairs than a state keeps",
+            "recall of many pairs",
             [
-                "`attention` behind a gated convolution",
-                f"[of 16 pairs {span(behind['pattern=attention,pairs=16'])}, `gated_delta`"
-                f" {span(behind['pattern=gated_delta,pairs=16'])}](../recall/README.md)",
-                "a state that grows with the text",
+                "`rwkv7`; `attention` behind a gated convolution",
+                f"[of 32 pairs {span(behind['pattern=rwkv7,pairs=32'])},"
+                f" {span(behind['pattern=attention,pairs=32'])}; `gated_delta`"
+                f" {span(behind['pattern=gated_delta,pairs=32'])}](../recall/README.md)",
+                "attention: a state that grows with the text, and one seed of three that did not learn",
             ],
         ),
         (
