@@ -23,9 +23,9 @@ ROW_EVERY = 10.0
 class Prepare(Command):
     """Tokenise text of any size to shards for `--data shards`, on all cores; the same command continues.
 
-    INPUT is a text, .jsonl (also .gz and .zst), .parquet, a folder of such files, or a split of TensorFlow
-    Datasets as tfds:NAME:SPLIT. The same input and settings give the same bytes, whatever the number of
-    workers.
+    INPUT is a text, .jsonl (also .gz, .zst), .ndjson, .parquet, a folder of such files, or a split of
+    TensorFlow Datasets as tfds:NAME:SPLIT. The same input and settings give the same bytes, whatever the
+    number of workers.
     """
 
     inputs: tuple[str, ...] = field(default=(), metadata=positional("INPUT"))
