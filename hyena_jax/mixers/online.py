@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -100,14 +101,12 @@ class Online(Sequence):
             before = self.state_before.memory[name]
         else:
             raise UserError(f"`mix` called {name} for the first time after a state began: {SAME_CALLS}")
-        y, after = run(before)
+        # A step waits for its memory, so that full precision costs nothing; by default a TPU has bfloat16's.
+        with jax.default_matmul_precision("highest") if self.is_step else nullcontext():
+            y, after = run(before)
         shapes = [jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), z) for z in (before, after)]
-        require(
-            shapes[0] == shapes[1],
-            f"the memory {name} after these tokens",
-            shapes[1],
-            f"as before, {shapes[0]}",
-        )
+        must = f"as before, {shapes[0]}"
+        require(shapes[0] == shapes[1], f"the memory {name} after these tokens", shapes[1], must)
         self.memory[name] = after
         return y
 
