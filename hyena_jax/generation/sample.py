@@ -74,8 +74,7 @@ def draw_predictions(
     for axes in panels:
         axes.set_axis_off()
     for axes, image, answer, label in zip(panels[:count], shades, predicted, true, strict=True):
-        is_shown = image.shape[-1] in (1, 3, 4)  # gray, RGB, RGBA
-        axes.imshow(image if is_shown else image.mean(-1), cmap="gray_r")
+        axes.imshow(image if image.shape[-1] in (1, 3, 4) else image.mean(-1), cmap="gray_r")
         is_right = answer == label
         text = f"{answer}" if is_right else f"{answer}, not {label}"
         axes.set_title(text, fontsize=9, color=RIGHT if is_right else WRONG, pad=3)

@@ -117,6 +117,8 @@ def start_run(
         source = as_urls(options.init_from)
         state, meta = restore_or_start(setup, workdir, held.run, source, checkpoints)
         start = int(state.step)
+        if meta is not None and meta.loss is None and start == training.steps:
+            meta = meta._replace(unevaluated=True)  # the steps were lowered to where no evaluation was due
         changes = from_first(lambda: open_run(workdir, held.run, experiment, data, start))
         on_first(held.put)  # it is a run's folder before anything else is put there
         announce(console, setup, held.run is None, changes)

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from whole_runs import assert_same_run, evaluated, rows, train_stopped_once
+from whole_runs import assert_same_run, evaluated, rows, train_stopped_once, with_training
 
 from hyena_jax.config import CrossEntropyConfig, DataConfig, LossConfig, TopKAccuracyConfig, register
 from hyena_jax.data import own
 from hyena_jax.data.tokenizers import IdsTokenizer
 from hyena_jax.system.errors import UserError
-from hyena_jax.training.checkpoint import Meta, saved_steps
+from hyena_jax.training.checkpoint import Meta, best, saved_steps
 from hyena_jax.training.hooks import LiveRun
 from hyena_jax.training.run import train
 
@@ -108,7 +108,7 @@ def test_a_stopped_run_on_an_iterator_continues_as_if_it_had_not_been(experiment
         evaluated(whole, "somewhere")
 
 
-@pytest.mark.grid
+@pytest.mark.wide
 def test_an_iterator_that_ends_loses_nothing(experiment, tmp_path, console):
     short = dataclasses.replace(experiment, data=OwnConfig(stop=30, batch_size=4))
     message = "ended after 7 batches, before training.steps=12; the steps so far are saved"
@@ -116,6 +116,10 @@ def test_an_iterator_that_ends_loses_nothing(experiment, tmp_path, console):
         with pytest.raises(UserError, match=message):
             train(short, tmp_path / "run", console)
         assert saved_steps(tmp_path / "run" / "checkpoints")[0] == 7
+    train(with_training(short, steps=7), tmp_path / "run", console)
+    assert (rows(tmp_path / "run")[-1]["step"], best(tmp_path / "run" / "checkpoints").step) == (7, 7)
+    train(with_training(short, steps=7), tmp_path / "run", console)
+    assert "already trained to step 7" in console.file.getvalue()
 
 
 def test_a_loss_of_the_wrong_shape_is_refused_before_anything_is_written(experiment, tmp_path, console):
