@@ -122,12 +122,6 @@ def _counting_chance(config: CountingConfig) -> float:
     return float(np.mean(best))
 
 
-def _addition_chance(config: AdditionConfig) -> float:
-    """A tenth for every digit of the sum but the first, which is 0 a little more often than 1."""
-    n = config.n_digits
-    return (0.5 + 0.5 * 0.1**n + 0.1 * n) / (n + 1)
-
-
 register_task(
     "majority",
     MajorityConfig,
@@ -150,7 +144,8 @@ register_task(
     "addition",
     AdditionConfig,
     draw=addition,
-    chance=_addition_chance,
+    # A tenth for every digit of the sum but the first, which is 0 a little more often than 1.
+    chance=lambda config: (0.5 + 0.5 * 0.1**config.n_digits + 0.1 * config.n_digits) / (config.n_digits + 1),
     presets={
         "small": Preset(AdditionConfig(), "Poli et al. 2023, 2302.10866, appendix C.1"),
         **{

@@ -258,8 +258,12 @@ class LocalSteps:
         write_manifest(self._folder / str(step))
 
     def revise(self, step: int, meta: Mapping[str, Any]) -> None:
-        """Replaces the meta of a checkpoint."""
-        files.write_text(self._folder / str(step) / REVISED, json.dumps(meta))
+        """Replaces the meta of a checkpoint; a kill between the two files leaves the new one without a digest."""
+        checkpoint = self._folder / str(step)
+        files.write_text(checkpoint / REVISED, json.dumps(meta))
+        if is_verified(checkpoint):
+            digests = read_json("manifest", checkpoint / MANIFEST) | {REVISED: _digest(checkpoint / REVISED)}
+            files.write_text(checkpoint / MANIFEST, json.dumps(digests, indent=1))
 
     def set_aside(self, step: int, faults: Mapping[int, str]) -> list[str]:
         """Renames checkpoints newer than `step`, and links; returns a line about each."""

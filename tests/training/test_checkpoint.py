@@ -309,12 +309,26 @@ def test_a_loss_that_is_known_later_changes_no_array(folder):
     before = contents(folder)
     with Checkpoints(folder, 2, print) as checkpoints:
         checkpoints.revise(Meta(5, 0.5))
-    assert before.items() <= contents(folder).items()
+    after = contents(folder)
+    assert {path.name for path in after if before.get(path) != after[path]} == {
+        "revised.json",
+        "manifest.json",
+    }
     assert best(folder) == Best(5, 0.5)
     restored, lines = restore(folder)
     assert (restored.meta, lines) == (Meta(5, 0.5), [])
-    (folder / "5" / "revised.json").write_text("")
-    assert restore(folder)[0].meta == Meta(5)
+    (folder / "5" / "revised.json").write_text("{}")
+    assert damage_in(folder / "5") == "revised.json is not what was saved"
+
+
+def test_a_kill_before_the_digest_of_a_later_loss_does_no_harm(folder, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "is_verified", lambda folder: False)  # ends there
+    with Checkpoints(folder, 2, print) as checkpoints:
+        checkpoints.revise(Meta(5, 0.5))
+    monkeypatch.undo()
+    assert damage_in(folder / "5") is None
+    restored, lines = restore(folder)
+    assert (restored.meta, lines) == (Meta(5, 0.5), [])
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE])
