@@ -258,7 +258,7 @@ class LocalSteps:
         write_manifest(self._folder / str(step))
 
     def revise(self, step: int, meta: Mapping[str, Any]) -> None:
-        """Replaces the meta of a checkpoint; a kill between the two files leaves the new one without a digest."""
+        """Replaces the meta of a checkpoint; a kill between the two files leaves it without a digest."""
         checkpoint = self._folder / str(step)
         files.write_text(checkpoint / REVISED, json.dumps(meta))
         if is_verified(checkpoint):
