@@ -117,6 +117,8 @@ class Ordering(NamedTuple):
     why: str
     here: str
     """The lowest seed of the side that should be above against the highest of the other."""
+    medians: str
+    """The lowest median of that side against the highest of the other; empty where steps are compared."""
 
 
 def orderings(study: "Study", groups: Mapping[str, Group]) -> list[Ordering]:
@@ -142,12 +144,14 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[Ordering]:
             f"{low:.{digits}f} against {high:.{digits}f}",
             all(g.is_solved for g in (*higher, *lower)),
         )
+        lowest, highest = min(g.median(length) for g in higher), max(g.median(length) for g in lower)
+        medians = f"{lowest:.2f} against {highest:.2f}"
         late, soon = max(max(g.steps) for g in higher), min(min(g.steps) for g in lower)
         if few:
             why = f"fewer than {N_SEEDS} seeds: {'; '.join(few) if len(few) < 3 else f'{len(few)} groups'}"
         elif all_solve and length is None:
             how = "holds" if late < soon else how
-            here = f"by step {late:,} against {soon:,}"
+            here, medians = f"by step {late:,} against {soon:,}", ""
             why = f"every model solves the task, the first side by step {late:,}, the other from {soon:,} on"
         elif low < high + MARGIN:
             why = f"{'the seeds overlap' if low <= high else f'less than {MARGIN} apart'}: {values}"
@@ -162,7 +166,7 @@ def orderings(study: "Study", groups: Mapping[str, Group]) -> list[Ordering]:
             for side in (higher, lower)
         )
         at = f", in at most {budget:,} rows" + ("" if length is None else f", {length_text(study, length)}")
-        found.append(Ordering(f"{' above '.join(names)}{at}", how, why, here))
+        found.append(Ordering(f"{' above '.join(names)}{at}", how, why, here, medians))
     return found
 
 
@@ -187,11 +191,12 @@ def page(study: "Study", results: Mapping[str, Any]) -> str:
     least, most = protocol.budget_in_rows(list(study.runs.values()))
     rows = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     paper = f"; the source takes {study.paper_rows}" if study.paper_rows else ""
+    diamonds = f"; diamonds: {study.published_at}" if study.published and study.x != "task" else ""
     lines += [
         "\n## How it was made\n",
         f"{study.source}. {study.claim.strip()}\n",
         f"Trained on {', '.join(tasks)}, at most {rows} rows a run{paper}. Values: medians over seeds, on"
-        f" {study.evaluated}; small dots: each seed; diamonds: published."
+        f" {study.evaluated}; small dots: each seed{diamonds}."
         " All runs and rates are in results.json, the protocol in the"
         f" [summary]({'../' * (1 + (study.folder.name == 'paper'))}README.md).\n",
         f"```bash\n{' '.join(study.command)}\n```\n",
@@ -338,7 +343,7 @@ def draw(study: "Study", groups: Mapping[str, Group], path: Path) -> None:
         if study.x is None:
             lines = {name: lines[name] for name in study.drawn or lines if name in lines}
             published = {label(name): value for name, value in study.published.items()}
-            _draw_bars(axes, lines, {} if are_solved else published)
+            _draw_bars(axes, lines, {} if are_solved else published, study.published_at)
             axes.set_xlabel("steps until solved" if are_solved else study.metric.replace("_", " "))
         else:
             _draw_lines(axes, lines, partial(_positions, study))
@@ -396,15 +401,21 @@ def _apart(ends: Mapping[str, float], least: float = 0.07) -> dict[str, float]:
     return {name: bottom(block) + i * least for block in blocks for i, name in enumerate(block)}
 
 
-def _draw_bars(axes: Axes, lines: Mapping[str, Sequence[Point]], published: Mapping[str, float]) -> None:
+def _draw_bars(
+    axes: Axes, lines: Mapping[str, Sequence[Point]], published: Mapping[str, float], published_at: str
+) -> None:
     for i, (name, points) in enumerate(lines.items()):
         values = [value for point in points for value in point.values]
         axes.barh(i, statistics.median(values), alpha=0.55, color=style_of(name)["color"])
         axes.plot(values, [i] * len(values), ".", color="black", markersize=5)
         if name in published:
-            axes.plot(published[name], i, "D", color="black", fillstyle="none", markersize=6)
+            diamond = {"color": "black", "fillstyle": "none", "markersize": 6, "clip_on": False}
+            axes.plot(published[name], i, "D", **diamond, label=published_at)
     axes.set_yticks(range(len(lines)), [*lines])
     axes.invert_yaxis()
+    if published:
+        marks, texts = axes.get_legend_handles_labels()
+        axes.legend(marks[:1], texts[:1], fontsize="small", frameon=False)
 
 
 def _draw_table(

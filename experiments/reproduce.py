@@ -43,32 +43,47 @@ STUDIES = (
 
 EXPECTED = "our expectation"
 CLAIMS = (
-    ("recall", 0, "Attention recalls more of 32 pairs than Mamba-2", "a figure: at each width"),
+    ("recall", 0, "In 3,000 steps attention learns more of 32 pairs than Mamba-2", "Mamba-2, a figure"),
     (
         "recall",
-        3,
-        "Attention recalls more of 32 pairs than RWKV-7 and a delta rule",
-        "a figure: at each width",
+        5,
+        "A delta rule with more state learns more of 8 pairs",
+        "DeltaNet, a figure: wider is better",
     ),
-    ("recall", 5, "A delta rule with more state learns more of 8 pairs", "a figure: state against recall"),
-    ("recall", 6, "Mamba-2 with more state learns more of 8 pairs", "a figure: state against recall"),
-    ("recall", 1, "RWKV-7 recalls more of 32 pairs than Mamba-2", EXPECTED),
-    ("recall", 2, "A gated delta rule recalls more of 32 pairs than Mamba-2", EXPECTED),
-    ("recall", 4, "Mamba-2 recalls more of 8 pairs than Hawk and Hyena", EXPECTED),
+    ("recall", 6, "Mamba-2 with more state learns more of 8 pairs", "Mamba-2, a figure"),
+    ("recall", 3, "Attention learns more of 32 pairs than RWKV-7 and a delta rule", EXPECTED),
+    ("recall", 1, "RWKV-7 learns more of 32 pairs than Mamba-2", EXPECTED),
+    ("recall", 2, "A gated delta rule learns more of 32 pairs than Mamba-2", EXPECTED),
+    ("recall", 4, "Mamba-2 learns more of 8 pairs than Hawk and Hyena", EXPECTED),
     ("recall", 7, "In 1,000 steps attention recalls 8 pairs only behind a convolution", EXPECTED),
     ("recall_by_mixer", 3, "Hyena recalls among 30 symbols where H3 does not", "0.98 against 0.13"),
     ("recall_by_mixer", 2, "Hyena recalls among 20 symbols where H3 does not", "1.00 against 0.60"),
-    ("recall_by_mixer", 0, "A convolution without gates, and AFT, do not recall", "0.60 against 0.21"),
+    (
+        "recall_by_mixer",
+        0,
+        "Gated convolutions recall; a convolution without gates, and AFT, do not",
+        "0.60 against 0.21",
+    ),
     (
         "recall_by_filter",
         0,
-        "Implicit filters beat taps and state-space filters at recall",
-        "only they do, at 131,072",
+        "In 16,000 rows implicit filters beat taps and state-space filters at recall",
+        "only these recall, at 131,072 tokens",
     ),
-    ("recall_by_filter", 1, "Implicit filters beat CKConv's at recall", "only they do, at 131,072"),
+    (
+        "recall_by_filter",
+        1,
+        "In 16,000 rows implicit filters beat CKConv's at recall",
+        "only these recall, at 131,072 tokens",
+    ),
     ("state_tracking", 0, "Negative factors let a delta rule track parity", "proved"),
-    ("state_tracking", 1, "No mixer with factors in (0, 1) tracks parity", "proved, for long rows"),
-    ("state_tracking", 2, "Mamba-3 tracks parity, Mamba-2 does not", EXPECTED),
+    (
+        "state_tracking",
+        1,
+        "Negative factors track parity; recurrences without, attention and Hyena do not",
+        "proved of recurrences, for long rows",
+    ),
+    ("state_tracking", 2, "Mamba-3 tracks parity, Mamba-2 does not", "Mamba-3: it does"),
     (
         "word_problems",
         0,
@@ -83,7 +98,7 @@ CLAIMS = (
         "extrapolation",
         0,
         "Hawk and a delta rule solve longer induction rows than attention",
-        "Griffin, a figure",
+        "Griffin, a figure of Hawk",
     ),
     (
         "extrapolation",
@@ -195,11 +210,11 @@ def page(studies: list[Study]) -> str:
     }
     lines = [
         "# Experiments\n",
-        "Claims of papers, and our expectations, in runs that take minutes each on two CPU cores. In",
-        "`a against b`, a is the accuracy of the expected winner's worst seed, b that of the other side's",
-        "best.\n",
-        "| claim | here | in the source | verdict |",
-        "|---|---|---|---|",
+        "Claims of papers, and our expectations, in runs that take minutes each on two CPU cores.",
+        "`worst against best` is the accuracy of the model that should win, in its worst run of three, and",
+        "that of the others in their best; `medians` has both in their median run.\n",
+        "| claim | worst against best | medians | in the source | verdict |",
+        "|---|---|---|---|---|",
     ]
     for name, number, claim, source in CLAIMS:
         if name in found:
@@ -208,7 +223,8 @@ def page(studies: list[Study]) -> str:
             verdict += ", also at twice the rows" if one.how.endswith("2N") else ""
             if one.how == "not shown":
                 verdict = f"*does not show here*: {one.why.partition(':')[0]}"
-            lines.append(f"| {link.format(claim, name)} | {one.here} | {source} | {verdict} |")
+            cells = (link.format(claim, name), one.here, one.medians, source, verdict)
+            lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| | | |", "|---|---|---|"]
     pictures = [f'<img src="{name}/plot.png" width="280" alt="{kept[name][0].message}">' for name in found]
     for i in range(0, len(pictures), 3):
@@ -216,15 +232,17 @@ def page(studies: list[Study]) -> str:
     lines += [
         "",
         "## How it was made\n",
-        "An ordering, A above B, holds if every model has three seeds, A's worst seed is 0.02 above B's",
-        "best, and A was allowed no more rows (N, on each page). It also holds at 2N if A's worst seed beats",
-        "a run of each model of B on 2N rows. If all models solve the task, their steps to the solution are",
-        "compared. A mixer's learning rate is the best of at least three by loss, a factor of 3.2 apart, in",
-        "runs with another seed and a quarter of the steps (recall of pairs: all steps, at 8 pairs, where",
-        "the best run counts as a seed, and at 32).",
-        "Small dots: seeds; diamonds: published; dotted: chance, or the longest length",
-        "in training. `python experiments/reproduce.py` trains what is missing and writes this page;",
-        "`--scale paper` takes the settings of the sources and needs an accelerator.\n",
+        "A beats B if each model was trained with three seeds, A's worst seed is at least 0.02 better than",
+        "B's best, and A read no more rows than B; each page gives their number N. It also holds at twice",
+        "the rows (2N) if A's worst seed beats a run of every model of B that read 2N. Where all models",
+        "solve the task, the steps that they needed are compared. The learning rate of a mixer is the best",
+        "of at least three, a factor of 3.2 apart, tried with a seed of their own in a quarter of the steps;",
+        "best by loss, or by accuracy where the page says so. Recall of pairs tries rates at full length,",
+        "anew for each number of pairs.\n",
+        "Pictures: bars and lines are medians, small dots seeds, diamonds published values, dashed lines",
+        "variants of a mixer, dotted lines chance or the longest length in training.\n",
+        "`python experiments/reproduce.py` trains what is missing and writes this page; `--scale paper` has",
+        "the settings of the sources and needs an accelerator.\n",
         "| experiment | expected orderings | runs | minutes |",
         "|---|---|---:|---:|",
     ]

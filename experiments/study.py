@@ -72,6 +72,8 @@ class Study:
     """The group at whose settings a group's learning rate is searched; by default its own."""
     published: Mapping[str, float] = field(default_factory=dict)
     """Published values by group, as fractions; groups that were not published are missing."""
+    published_at: str = "published"
+    """What the picture says of these values: the setting that they are from, where it is another."""
     above: Sequence[tuple[Sequence[str], Sequence[str]]] = ()
     """Expected orderings: each of the first groups has a higher median than each of the second."""
     above_at: int | None = None

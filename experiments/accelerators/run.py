@@ -224,7 +224,10 @@ def _planned(name: str) -> str:
     """From the plans of `experiments/tpu`: optimistic to pessimistic."""
     for row in json.loads(TPU.read_text())["rows"]:
         if (row["config"], row["target"], row["layout"]) == (name, "v5e:4x4", "pmap"):
-            mfu = row["result"].get("mfu")
+            found = row["result"]
+            if not found["fits"]:
+                return "does not fit"
+            mfu = found.get("mfu")
             return "" if mfu is None else f"{mfu['roofline']:.2f} to {mfu['pessimistic']:.2f}"
     return "not planned"
 

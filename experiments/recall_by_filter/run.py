@@ -62,7 +62,7 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="Recall of one pair, by Hyena's filter",
     source="Hyena Hierarchy (Poli et al. 2023, 2302.10866), figure of filters at vocabulary 30",
-    message="Filters that a network makes of the position recall best",
+    message="Filters computed by a network from the position learn recall soonest",
     claim="""One Hyena operator of order 2 whose long filters are parametrised in several ways. The paper
 trains two layers at 131,072 tokens, where only its implicit filters recall. Here one layer at 2,048 tokens,
 and new rows, at most 16,000. Chance is 0.07. The published value next to `s4d` is that of H3's state-space
@@ -73,6 +73,7 @@ filter.""",
     solved=0.99,
     chance=1 / 14,
     published=dict(zip(at(FILTERS), PUBLISHED.values(), strict=True)),
+    published_at="published, at 131,072 tokens",
     above=[
         (at(["implicit"]), at(FILTERS[2:])),
         (at(["implicit"]), at(["ckconv"])),

@@ -92,6 +92,7 @@ width 64 both times, here without feed-forward layers; attention has rotary posi
     metric="accuracy",
     solved=0.99,
     published={name: value for name, value in published((10, 20, 30)).items() if "=10" not in name},
+    published_at="published, at 2,048 tokens",
     above=[
         (at(("hyena", "h3", "attention"), 20), at(("aft_conv", "fir"), 20)),
         (at(("hyena",), 30), at(("aft_conv", "fir"), 30)),

@@ -243,8 +243,8 @@ What the gate and the radii have in common is that a factor can come nearer to 0
 forgets faster; that this is the reason was not tested. The rate may have been a part of the first difference:
 at 0.002, where that comparison had been made, Hawk ends 0.009 higher on Shakespeare than at 0.0063, in ranges
 that overlap (and 0.004 lower on WikiText-2). The runs on Shakespeare at 0.002 of `signed_hawk` are those that
-raised the question. The third gate costs 256 parameters here, and no state. Larger models, longer
-contexts, longer training, and radii other than 0.3 and 0.9 were not tried."""
+raised the question. The whole model has 256 parameters more with its gate, and no more state. Larger models,
+longer contexts, longer training, and radii other than 0.3 and 0.9 were not tried."""
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="Parity beyond the training length",
     source="Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues (2411.12537)",
-    message="Factors down to -1 track parity, factors in (0, 1) do not",
+    message="Factors down to -1 track parity beyond training, factors in (0, 1) guess",
     claim="""The parity of the bits so far, at every bit; trained on 3 to 40 tokens. A recurrence whose
 factors lie in (0, 1) cannot flip its state's sign, nor track parity at every length (proved in the paper);
 one whose factors reach down to -1 can. The paper trains two layers of DeltaNet; here one layer of width 32.
@@ -93,8 +93,8 @@ flips their sign.""",
     findings="""All five recurrences whose factors reach down to -1 get every one of the 24 bits beyond
 training right in every seed. To bit 255 `hawk_gate` does so in all seeds, `hawk_shifted` in one, and
 `kda_negative` in none (0.32 to 0.77). Two of Mamba-3's seeds get 63 bits right; the third guesses beyond
-training. All others stay at chance; so does the paper's DeltaNet (0.02, chance 0), in forty times the
-rows.""",
+training. All others stay at chance; so does the paper's DeltaNet with factors in (0, 1) (0.02, chance 0), in
+forty times the rows.""",
     limits="""Rates are chosen on rows of 40 to 64 tokens, the lengths that the claims are scored on.
 Attention has learned positions, of which only the first 39 are trained. More rows may bring RWKV-7 to a
 solution, one seed of which knows 0.77 of the first 39 bits.""",

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import reproduce
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from pages import N_SEEDS, Group, groups_of, style_of
 from study import results_of
 
@@ -84,38 +85,64 @@ def draw(path: Path) -> None:
     sizes, means = [state_of(name) for name in names], [statistics.fmean(losses[name]) for name in names]
     language.vlines(sizes, [min(losses[n]) for n in names], [max(losses[n]) for n in names], color="0.6")
     points = language.scatter(sizes, means, c=times, cmap="viridis_r", norm="log", s=40, zorder=3)
-    for i, (mean, size, name) in enumerate(sorted(zip(means, sizes, names, strict=True))):
-        _name(language, name, (size, mean), i)
     figure.colorbar(points, ax=language, label=f"µs a decoded token, {int(CONTEXT):,} tokens before it")
     language.set_xscale("log")
     language.set(xlabel="decoding state at a context of 64, KiB", ylabel="validation loss, nats")
     language.set_title("Language: Mamba-2 is lowest, Hawk smallest", fontsize="medium")
-    by_height = sorted(recalled().items(), key=lambda each: (round(each[1].median(), 1), each[1].state_bytes))
-    for i, (name, group) in enumerate(by_height):
+    named = {language: dict(zip(names, zip(sizes, means, strict=True), strict=True)), recall: {}}
+    for name, group in recalled().items():
         size, colour = (group.state_bytes or 0) / KIB, style_of(name)["color"]
         recall.vlines(size, min(group.last), max(group.last), color=colour, alpha=0.4)
         recall.plot(size, group.median(), "o", color=colour)
-        _name(recall, name, (size, group.median()), i)
+        named[recall][name] = (size, group.median())
     recall.set_xscale("log", base=2)
     recall.set(xlabel="decoding state, KiB", ylabel=f"accuracy at {PAIRS} pairs")
     recall.set_title("Recall: RWKV-7, gated_delta and attention are highest", fontsize="medium")
     for axes in (language, recall):
         axes.margins(x=0.12)
         axes.spines[["top", "right"]].set_visible(False)
+    figure.draw_without_rendering()
+    for axes, points in named.items():
+        _name(axes, points)
     save_figure(figure, path, dpi=130)
 
 
-def _name(axes: Axes, name: str, point: tuple[float, float], number: int) -> None:
-    """Neighbours by height have their names on different sides, where these do not cover each other."""
-    place, side = ((6, 3), "left") if number % 2 else ((-6, -12), "right")
-    axes.annotate(name, point, place, textcoords="offset points", fontsize="small", ha=side)
+SIDES = (
+    *(
+        (6, 0, "left", "center"),
+        (-6, 0, "right", "center"),
+        (0, 6, "center", "bottom"),
+        (0, -6, "center", "top"),
+    ),
+    *((5, 5, "left", "bottom"), (5, -5, "left", "top"), (-5, 5, "right", "bottom"), (-5, -5, "right", "top")),
+)
+"""Where a name may stand beside its point: an offset in points, and the alignments."""
+
+
+def _name(axes: Axes, points: dict[str, tuple[float, float]]) -> None:
+    """Names the points, on the first side where a name is inside and covers no point and no other name."""
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in axes.transData.transform([*points.values()])]
+    for name, point in points.items():
+        for x, y, across, up in SIDES:
+            text = axes.annotate(
+                *(name, point, (x, y)), textcoords="offset points", fontsize="small", ha=across, va=up
+            )
+            text.set_in_layout(False)
+            box = text.get_window_extent()
+            is_inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
+            if is_inside and not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            text.remove()
+        else:
+            raise ValueError(f"no place for the name of {name}")
 
 
 def rows() -> list[tuple[str, list[str]]]:
     """The line of each mixer: the language model, and its decoding."""
     variants, decoding = language_models()
     found = []
-    for mixer in MIXERS:
+    for mixer in sorted(MIXERS, key=lambda name: statistics.fmean(losses_of(variants, name))):
         losses, step = losses_of(variants, mixer), variants[mixer]["ms_per_step"]["median"]
         decoded = decoding.get(mixer, {}).get(CONTEXT)
         cells = [
@@ -149,9 +176,9 @@ def page() -> str:
         (
             "recall in a constant state",
             [
-                "`rwkv7`, `gated_delta`",
-                f"[of {PAIRS} pairs {span(pairs['rwkv7'])}, {span(pairs['gated_delta'])}; Mamba-2"
-                f" {span(pairs['mamba2'])}; Hawk {span(pairs['hawk'])}](../recall/README.md)",
+                "`rwkv7`; `mamba2`",
+                f"[of {PAIRS} pairs {span(pairs['rwkv7'])}, {span(pairs['mamba2'])}; `gated_delta`"
+                f" {span(pairs['gated_delta'])}; Hawk {span(pairs['hawk'])}](../recall/README.md)",
                 "a training step of twice to four times Hawk's",
             ],
         ),
@@ -176,9 +203,9 @@ def page() -> str:
         (
             "a small state, quick tokens",
             [
-                "`hawk`, `rwkv7`",
-                f"{state_of('hawk'):.0f} and {state_of('rwkv7'):.0f} KiB; [{token['hawk']:.0f} and"
-                f" {token['rwkv7']:.0f} µs a token, attention {token['attention']:.0f}]"
+                "`hawk`, `gated_delta`",
+                f"{state_of('hawk'):.0f} and {state_of('gated_delta'):.0f} KiB; [{token['hawk']:.0f} and"
+                f" {token['gated_delta']:.0f} µs a token, attention {token['attention']:.0f}]"
                 "(../generation/README.md)",
                 "Hawk: little recall",
             ],
@@ -200,7 +227,7 @@ def page() -> str:
                 f"[induction at eight times {min(of_delta):.2f}, Hawk {min(induction):.2f} to"
                 f" {max(induction):.2f}](../extrapolation/README.md); [strings at twice"
                 f" {copying['model=hard_alibi'].median(48):.2f}](../string_copying/README.md)",
-                f"of strings Hawk {copying['model=hawk'].median(48):.2f}, the delta rule"
+                f"on strings Hawk has {copying['model=hawk'].median(48):.2f}, the delta rule"
                 f" {copying['model=gated_delta'].median(48):.2f}",
             ],
         ),
@@ -209,8 +236,8 @@ def page() -> str:
     header, rule, *lines = markdown("if you need", ("take", "evidence", "cost"), needs)
     return f"""# Which mixer should I use?
 
-**For recall take RWKV-7 or attention, for the lowest loss Mamba-2, for the smallest state Hawk.** All
-numbers are of small models on two CPU cores, and of the pages that are linked.
+**For recall take RWKV-7, or attention behind a convolution; for the lowest loss Mamba-2; for the smallest
+state Hawk.** All numbers are of small models on two CPU cores, and of the pages that are linked.
 
 ![Language loss, and recall, over the size of the decoding state](plot.png)
 
@@ -227,7 +254,8 @@ help, and 0.01 nats are not excluded ([runs](../signed/README.md)).
 
 Loss, state and step are of the same model: four layers of width 128 on [Tiny
 Shakespeare](../shakespeare_cpu/README.md), at a context of 64. The time of a token is of [another of the same
-width](../generation/README.md), with the mixer's default options, {int(CONTEXT):,} tokens before it.
+width](../generation/README.md), with the mixer's default options, {int(CONTEXT):,} tokens before it; where it
+was not measured, the mixer is not in the picture.
 
 [One table](../tpu/README.md#every-mixer-at-125m) has the compiler's estimates of step time, memory and state
 at 125M on 16 chips of v5e; nothing there is measured.
