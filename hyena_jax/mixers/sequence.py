@@ -218,8 +218,9 @@ class Sequence:
             outputs, after = [], []
             histories = jnp.split(memory, len(parts), axis=channels)
             for (part, kernel, bias), history in zip(of_parts, histories, strict=True):
-                inputs, before = self.masked(part, axis), jnp.moveaxis(history, 0, batch)
-                outputs.append(short_conv(inputs, kernel, bias, axis, before))
+                inputs = self.masked(part, axis).astype(memory.dtype)  # H3 has 64 taps, too many for bfloat16
+                before = jnp.moveaxis(history, 0, batch)
+                outputs.append(short_conv(inputs, kernel, bias, axis, before).astype(dtype))
                 after.append(jnp.moveaxis(advance_history(before, inputs, axis), batch, 0))
             return outputs, jnp.concatenate(after, axis=channels)
 

@@ -18,3 +18,11 @@ def test_a_step_has_full_precision(is_step):
     begun.carry("sum", lambda: jnp.zeros((1, 2)), run)
     Online(begun.initial(), 1, is_step=is_step).carry("sum", lambda: None, run)
     assert found == ["highest", "highest" if is_step else None]
+
+
+def test_taps_are_summed_in_float32():
+    """In bfloat16 a sum of ones stays at 256."""
+    x = jnp.ones((1, 512, 1), jnp.bfloat16)
+    y = Online.start(1, 512).fir(x, jnp.ones((1, 512)))
+    assert y.dtype == jnp.bfloat16
+    assert y[0, -1, 0] == 512
