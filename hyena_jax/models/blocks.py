@@ -312,15 +312,15 @@ def _whole(
 ) -> tuple[jax.Array, Handed]:
     """Both halves of a block, in training and evaluation."""
 
-    def mix(block: Block, inputs: tuple[jax.Array, Handed]) -> tuple[jax.Array, Handed]:
-        x, handed = inputs[0], dict(inputs[1])  # a copy, which the mixer may add to
+    def mix(block: Block, inputs: tuple[jax.Array, jax.Array | None, Handed]) -> tuple[jax.Array, Handed]:
+        x, segment_ids, handed = *inputs[:2], dict(inputs[2])  # a copy, which the mixer may add to
         return block.mix(x, segment_ids, deterministic, handed), handed
 
-    def feed_forward(block: Block, x: jax.Array) -> jax.Array:
-        return block.feed_forward(x, segment_ids, deterministic)
+    def feed_forward(block: Block, inputs: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+        return block.feed_forward(*inputs, deterministic)
 
-    x, handed = _apply(mix, block, (x, handed))
-    return _apply(feed_forward, block, x), handed
+    x, handed = _apply(mix, block, (x, segment_ids, handed))
+    return _apply(feed_forward, block, (x, segment_ids)), handed
 
 
 def init_states(blocks: list[Block], batch_size: int, max_len: int) -> tuple[Any, ...]:
@@ -382,7 +382,7 @@ def _traced(
 def _apply(half: Callable[[Block, Arrays], Arrays], block: Block, x: Arrays) -> Arrays:
     """half(block, x), pinned, gathered and recomputed as the block's layout and model ask for.
 
-    x is the residual stream [B, L, D], or a tuple that begins with it, of arrays [B, L, ...].
+    x is a tuple that begins with the residual stream [B, L, D], of arrays [B, L, ...].
     """
     layout = block.layout
     if block.is_initializing():
@@ -390,9 +390,9 @@ def _apply(half: Callable[[Block, Arrays], Arrays], block: Block, x: Arrays) -> 
     x = jax.tree.map(layout.pin, x)
     if layout.gathers:  # XLA drops the parameters of the other half
         half = nn.map_variables(half, "params", lambda params: checkpoint_name(layout.gather(params), WHOLE))
-    if block.model.remat != "none":
+    if block.model.remat != "none" and block.scope.path == ():  # in `_traced`
         y = _recomputed(half, block, x)
-    elif layout.gathers:
+    elif block.model.remat != "none" or layout.gathers:
         y = _remat(half, block)(block, x)
     else:
         y = half(block, x)
@@ -424,15 +424,32 @@ def _recomputed(half: Callable[[Block, Arrays], Arrays], block: Block, x: Arrays
     for forward mode set `remat="none"`.
     """
 
-    def forward(block: Block, x: Arrays) -> tuple[Arrays, Callable]:
-        return nn.vjp(_remat(half, block), block, x)
+    kind, recomputing = block.clone(parent=None, name=None), _remat(half, block)
+    counters = block.dropout.scope.rng_counters  # the masks drawn so far: one of the other half is another
+    drawn = dict(counters)
 
-    def backward(pull_back: Callable, y_bar: Arrays) -> tuple[Any, Arrays]:
+    def applied(half: Callable, variables: Arrays, x: Arrays, rngs: Arrays) -> Arrays:
+        def counted(block: Block) -> Arrays:
+            block.dropout.scope.rng_counters.update(drawn)
+            y = half(block, x)
+            counters.update(block.dropout.scope.rng_counters)
+            return y
+
+        return nn.apply(counted, kind)(variables, rngs=rngs)
+
+    # All arrays are arguments, keys too: one that a derivative closes over would be of another trace.
+    apply = jax.custom_vjp(partial(applied, half))
+
+    def forward(variables: Arrays, x: Arrays, rngs: Arrays) -> tuple[Arrays, Callable]:
+        return jax.vjp(lambda variables, x: applied(recomputing, variables, x, rngs), variables, x)
+
+    def backward(pull_back: Callable, y_bar: Arrays) -> tuple[Any, Arrays, None]:
         # The leaves of `pull_back` are the stored arrays, from which it recomputes the half.
         of_stream = jax.tree.leaves(y_bar)[0]
-        return jax.tree.map(lambda stored: wait_for(of_stream, stored), pull_back)(y_bar)
+        return *jax.tree.map(lambda stored: wait_for(of_stream, stored), pull_back)(y_bar), None
 
-    return nn.custom_vjp(half, forward, backward)(block, x)
+    apply.defvjp(forward, backward)
+    return apply(block.variables, x, {name: rng.as_jax_rng() for name, rng in block.scope.rngs.items()})
 
 
 def wait_for(gradient: jax.Array, x: jax.Array) -> jax.Array:

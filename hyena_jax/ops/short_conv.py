@@ -60,19 +60,19 @@ def advance_history(history: jax.Array, x: jax.Array, axis: int) -> jax.Array:
 def _from_nothing(
     x: jax.Array, taps: jax.Array, bias: jax.Array, segment_ids: jax.Array | None, axis: int
 ) -> jax.Array:
-    def forward(x: jax.Array, taps: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        y = bias + sum(tap * _delay(x, k, axis, segment_ids) for k, tap in enumerate(taps))
-        return y, (x, taps, bias)
+    def forward(ids: jax.Array | None, x: jax.Array, taps: jax.Array, bias: jax.Array) -> tuple:
+        y = bias + sum(tap * _delay(x, k, axis, ids) for k, tap in enumerate(taps))
+        return y, (ids, x, taps, bias)
 
-    def pull_back(residuals: tuple[jax.Array, ...], y_bar: jax.Array) -> tuple[jax.Array, ...]:
-        x, taps, bias = residuals
+    def pull_back(residuals: tuple, y_bar: jax.Array) -> tuple[jax.Array, ...]:
+        segment_ids, x, taps, bias = residuals
         # Both gradients use a shifted y_bar; with a delayed x, the forward pass would write it to memory.
         advanced = [_delay(y_bar, k, axis, segment_ids, transpose=True) for k in range(len(taps))]
         x_bar = sum(tap * y_bar_k for tap, y_bar_k in zip(taps, advanced, strict=True))
         taps_bar = [sum_to(x * y_bar_k, taps.shape[1:]) for y_bar_k in advanced]
         return x_bar, jnp.stack(taps_bar), sum_to(y_bar, bias.shape)
 
-    return own_derivative(forward, pull_back)(x, taps, bias)
+    return own_derivative(forward, pull_back, segment_ids)(x, taps, bias)
 
 
 def _delay(

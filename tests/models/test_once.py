@@ -9,16 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grid import in_wide
 from oracles import random_params
 from tolerances import assert_close
 
 import hyena_jax
 from hyena_jax import models
-from hyena_jax.config import AttentionConfig, HawkConfig, LanguageModelConfig, MixerConfig
+from hyena_jax.config import MIXER_CONFIGS, AttentionConfig, HawkConfig, LanguageModelConfig, MixerConfig
 from hyena_jax.mixers import Mixer
 from hyena_jax.reference.layers import norm
+from hyena_jax.system.errors import UserError
 
 TOKENS = np.random.default_rng(0).integers(0, 11, (2, 7), np.int32)
+DOCUMENTS = np.array([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 2, 2]], np.int32)
 CONFIG = LanguageModelConfig(n_layers=3, d_model=8, d_ff=16, max_len=7, vocab_size=11)
 pytestmark = pytest.mark.usefixtures("own_parts")
 
@@ -67,15 +70,53 @@ class Flat(Deep):
     reads_layer = False
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("remat", ["none", pytest.param("block", marks=pytest.mark.grid)])
+def learnt(model, params, deterministic: bool = True):
+    """The loss and gradients of rows of documents, which a program takes as an argument, as in training."""
+
+    @jax.jit
+    def run(params, documents, key):
+        def loss(params):
+            rngs = {"dropout": key}
+            return model.apply({"params": params}, TOKENS, documents, deterministic, rngs=rngs).var()
+
+        return jax.value_and_grad(loss)(params)
+
+    return run(params, DOCUMENTS, jax.random.key(0))
+
+
+@pytest.mark.parametrize("remat", ["none", *in_wide("block")])
 def test_values_and_gradients(remat):
-    model, params = make(AttentionConfig(2), remat=remat)
+    model, params = make(HawkConfig(), AttentionConfig(2), n_layers=2, remat=remat)
+    jax.tree.map(assert_close, learnt(model, params), in_their_place(lambda: learnt(model, params)))
 
-    def run():
-        return jax.jit(jax.value_and_grad(lambda params: logits_of(model, params).var()))(params)
 
-    jax.tree.map(assert_close, run(), in_their_place(run))
+@pytest.mark.parametrize("remat", ["block", *in_wide("dots")])
+def test_what_is_recomputed_draws_the_same_masks(remat):
+    found = []
+    for policy in ("none", remat):
+        model, params = make(HawkConfig(), n_layers=1, dropout=0.5, remat=policy)
+        found.append(learnt(model, params, False))
+    jax.tree.map(assert_close, *found)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("remat", ["none", "block"])
+@pytest.mark.parametrize("name", MIXER_CONFIGS)
+def test_a_step_of_every_mixer_can_be_made(name, remat):
+    """With documents, where it keeps them apart, and dropout: no derivative closes over an array."""
+    config = replace(
+        CONFIG, pattern=(MIXER_CONFIGS[name](),), n_layers=1, d_model=16, dropout=0.5, remat=remat
+    )
+    model = models.build(config)
+    params = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
+
+    def loss(params, documents, key):
+        return model.apply({"params": params}, TOKENS, documents, False, rngs={"dropout": key}).var()
+
+    try:
+        jax.jit(jax.grad(loss)).lower(params, DOCUMENTS, jax.random.key(0))
+    except UserError:
+        jax.jit(jax.grad(loss)).lower(params, None, jax.random.key(0))
 
 
 def test_prefill_and_steps():

@@ -15,24 +15,26 @@ Tree = TypeVar("Tree")
 
 
 def own_derivative(
-    forward: Callable[..., tuple[Any, Any]], pull_back: Callable[[Any, Any], tuple]
+    forward: Callable[..., tuple[Any, Any]], pull_back: Callable[[Any, Any], tuple], *fixed: Any
 ) -> Callable[..., Any]:
-    """f(*args) = forward(*args)[0], with gradients computed by `pull_back`.
+    """f(*args) = forward(*fixed, *args)[0], with gradients by args that are computed by `pull_back`.
 
     `forward`, float arrays -> (y, residuals), is differentiable in both modes; forward mode and higher
-    derivatives go through it. `pull_back` is (residuals, y_bar) -> a gradient for each argument.
+    derivatives go through it. `pull_back` is (residuals, y_bar) -> a gradient for each of args. All arrays
+    that they read are in `fixed` or args: what a derivative closes over is of another trace inside `jax.jit`.
     """
 
     @jax.custom_jvp
-    def f(*args: Any) -> Any:
-        return forward(*args)[0]
+    def f(fixed: tuple, *args: Any) -> Any:
+        return forward(*fixed, *args)[0]
 
     @f.defjvp
-    def jvp(args: tuple, args_dot: tuple) -> tuple[Any, Any]:
-        y, residuals = forward(*args)
+    def jvp(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+        fixed, args, args_dot = primals[0], primals[1:], tangents[1:]
+        y, residuals = forward(*fixed, *args)
 
         def push_forward(args: tuple, args_dot: tuple) -> Any:
-            return jax.jvp(lambda *args: forward(*args)[0], args, args_dot)[1]
+            return jax.jvp(lambda *args: forward(*fixed, *args)[0], args, args_dot)[1]
 
         return y, linear_map(push_forward, partial(pull_back, residuals), args, args_dot)
 
@@ -41,9 +43,9 @@ def own_derivative(
         if mesh.auto_axes and not mesh.manual_axes:
             # Under `jit` on a mesh an argument may be a gathered parameter: `jax.checkpoint` knows it by its
             # name, and gathers it again for the backward pass. With the 0 below it would be stored instead.
-            return f(*args)
+            return f(fixed, *args)
         # Under shard_map some arguments may vary over devices and others not; with the 0, all of them vary.
-        return f(*_plus(args, _nothing(args)))
+        return f(fixed, *_plus(args, _nothing(args)))
 
     return called
 
