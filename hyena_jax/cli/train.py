@@ -84,7 +84,7 @@ class Train(OfConfig):
         if not is_first:
             return 0
         kind, logging = experiment.data.input_kind, experiment.logging
-        has_text = kind.is_tokens and result.data.tokenizer is not None
+        has_text = kind.is_tokens and result.data.tokenizer is not None and not has_labels(result.data)
         if has_text and logging.sample_tokens > 0:
             prompt = logging.sample_prompt
             start = "the start of the held-out data" if prompt is None else f"the prompt {prompt!r}"

@@ -390,6 +390,9 @@ def batches(data: Dataset, batch_size: int, seed: int = 0, start: int = 0) -> It
     Raises:
       UserError: if `start` is not 0 with data that can only be read in their own order.
     """
+    require(batch_size >= 1, "batch_size", batch_size, "at least 1")
+    require(0 <= seed < 2**32, "seed", seed, "in [0, 2**32)")
+    require(start >= 0, "start", start, "at least 0")
     found = data.train_batches(batch_size, seed)
     must = "0 with data that are read in their own order (restore the `Stream` of train_batches instead)"
     require(start == 0 or not isinstance(found, Stream), "start", start, must)

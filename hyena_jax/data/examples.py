@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hyena_jax.config import Experiment, ImagesConfig, ModelConfig, TextConfig, name_of
-from hyena_jax.data.dataset import fill_in, load
+from hyena_jax.data.dataset import batches, fill_in, load
 from hyena_jax.system.errors import require
 
 # Height and width, colour channels and classes of the known images.
@@ -65,9 +65,10 @@ def examples_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: in
             without = f"absent with {name_of(data)}, which is read as it is"
             dataset = load(data)
             experiment = dataset.complete(experiment)
-            batch = dict(dataset.train_batches(data.batch_size, experiment.seed)[0])
+            batch = dict(next(batches(dataset, data.batch_size, experiment.seed))[1])
             shape = batch["inputs"].shape
-            length = getattr(experiment.model, "max_len", shape[1] if len(shape) > 1 else 1)
+            is_tokens = experiment.model.input_kind.is_tokens
+            length = shape[1] if is_tokens else getattr(experiment.model, "max_len", 1)
             found = Examples(experiment, dataset.unit, {length: lambda: batch})
     require(not seq_len, "seq_len", seq_len, without)
     return found

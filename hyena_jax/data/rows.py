@@ -169,10 +169,15 @@ class Rows(Dataset):
             name: np.stack([np.asarray(row[name], dtype) for row in rows])
             for name, (_, dtype) in self.form.items()
         }
-        size = self.sizes.get("vocab_size")
+        size, n_classes = self.sizes.get("vocab_size"), self.sizes.get("n_classes")
+        most = int(_of_weight(batch).max(initial=0)) if self.form["targets"][1] == np.int32 else 0
+        if n_classes is not None and self.form["targets"] == ((), np.int32):
+            require(most < n_classes, "targets of a row", most, f"classes below their number {n_classes}")
         if size is not None and input_kind(self.inputs).is_tokens:
-            largest = int(batch["inputs"].max())
-            require(largest < size, "inputs of a row", largest, f"ids below the vocabulary's size {size}")
+            largest, must = int(batch["inputs"].max()), f"ids below the vocabulary's size {size}"
+            require(largest < size, "inputs of a row", largest, must)
+            are_ids = self.form["targets"] == self.form["inputs"]
+            require(most < size or not are_ids, "targets of a row", most, must)
         return batch
 
 

@@ -119,7 +119,11 @@ def _of_files(argument: str, folder: str, files: Sequence[str], config: ShardsCo
     if data is not None:
         index = read_index(objects / INDEX, data, argument)
         listed = {shard.name + BIN: shard for shard in index.shards + index.held_out}
-        if set(files) <= set(listed):
+        others = [file for file in files if file not in listed]
+        if others and len(others) < len(files):  # by their size all would be trained on, held-out ones too
+            beside = f"{objects / others[0]} lies beside an index that lists other files here, and not it"
+            raise UserError(f"{beside}: name it without them, as a source NAME=PATH of its own", argument)
+        if not others:
             parts = [_part(argument, objects, listed[file], index, sizes) for file in files]
             held_out = {shard.name + BIN for shard in index.held_out}
             digest = [listed[file].sha256 for file in files]

@@ -114,6 +114,7 @@ def load_corpus(config: TextConfig, tokenizer: Tokenizer | None = None) -> Corpu
 
 def check_lengths(kind: str, train: np.ndarray, held_out: np.ndarray, seq_len: int) -> None:
     """UserError unless both parts have at least seq_len + 1 tokens, enough for one row."""
+    require(isinstance(seq_len, int) and seq_len > 0, "seq_len", seq_len, "an integer, at least 1")
     for part, tokens in (("training", train), ("held-out", held_out)):
         if len(tokens) <= seq_len:
             raise UserError(

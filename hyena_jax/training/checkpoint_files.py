@@ -72,6 +72,8 @@ def damage_in(checkpoint: Path) -> str | None:
         digests = read_json("manifest", checkpoint / MANIFEST)
         if not isinstance(digests, dict):
             return f"{MANIFEST} is not an object"
+        if "objects" in digests:
+            return f"{MANIFEST} is of a run in a bucket, which goes on there (gs://...), not in a copy"
         for name, digest in digests.items():
             if name not in files:
                 return f"{name} is missing"

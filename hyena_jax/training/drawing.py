@@ -5,7 +5,7 @@ Parameters that differ in their hashes alone are of one kind, and are drawn here
 with the same bits.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -90,7 +90,16 @@ def recipes(closed: ClosedJaxpr) -> list[Recipe]:
             eqns=eqns,
             debug_info=jaxpr.debug_info.with_unknown_names(),
         )
-        kind = str(made), *(np.asarray(value).tobytes() for value in values)
+        arrays = [np.asarray(value) for value in (*values, *_inner_constants(eqns))]
+        kind = str(made), *((str(array.dtype), array.shape, array.tobytes()) for array in arrays)
         return Recipe(kind, ClosedJaxpr(made, values), tuple(int(eqn.invars[1].val) for eqn in keys))
 
     return [recipe(out) for out in jaxpr.outvars]
+
+
+def _inner_constants(eqns: Iterable[JaxprEqn]) -> Iterator[Any]:
+    """What the programs inside of these equations close over, which no text of them shows."""
+    for eqn in eqns:
+        for value in jax.tree.leaves(eqn.params):
+            yield from getattr(value, "consts", ())
+            yield from _inner_constants(getattr(value, "eqns", ()))

@@ -60,7 +60,14 @@ def sum_held_out(
         for name, values in sums.items():
             rows.setdefault(name, []).append(np.asarray(values, np.float64).reshape(batch_size, -1))
     found = {name: np.concatenate(values) for name, values in rows.items()}
-    return {name: math.fsum(x[:, 0]) if x.shape[1] == 1 else x.sum(axis=0) for name, x in found.items()}
+
+    def total(x: np.ndarray) -> float | np.ndarray:
+        try:
+            return math.fsum(x[:, 0]) if x.shape[1] == 1 else x.sum(axis=0)
+        except (ValueError, OverflowError):  # a metric that is inf in one row and -inf in another
+            return math.nan
+
+    return {name: total(x) for name, x in found.items()}
 
 
 def measured_on(data: Dataset, max_rows: int | None = None) -> str:

@@ -260,11 +260,10 @@ def require_checkpoint_if_logged(workdir: Path, run: RunFolder | None) -> None:
     """
     if run is None:
         return
-    training, rows = run.experiment.training, read_rows(workdir / METRICS)
+    rows = read_rows(workdir / METRICS)
     last = rows[-1]["step"] if rows else 0
     # Writing a second checkpoint waits until the first is whole.
-    is_lost = last > 2 * max(training.checkpoint_every, training.eval_every)
-    if is_lost:
+    if last > 2 * run.experiment.training.checkpoint_every:
         raise UserError(
             f"workdir {str(workdir)!r} has logged step {last} but holds no checkpoint: bring its"
             f" {CHECKPOINTS!r} back, or remove {METRICS} to start the run over"

@@ -243,9 +243,14 @@ class Evaluate(_OfRun):
             of_rows = data, training.eval_batch_size, training.eval_windows, until_asked
             try:
                 sums = sum_held_out(strategy, self._eval_step, now.state.model_params, *of_rows)
+                values = held_out_values(data, sums)
             except _AskedToStop:
                 return None
-        values = held_out_values(data, sums)
+            except Exception:  # the data and metrics may be the user's: the steps so far are kept
+                now.unevaluated = True
+                if jax.process_count() == 1 and now.step > run.save.saved:
+                    run.save.write(now)
+                raise
         if not math.isfinite(values["loss"]):
             raise _diverged(f"the validation loss at step {now.step} is {values['loss']}")
         run.log.write(now.step, {f"validation/{name}": value for name, value in values.items()})
@@ -301,12 +306,12 @@ class Save(_OfRun):
         every = self.run.setup.experiment.training.checkpoint_every
         is_due = now.step % every == 0 or is_best or now.stops
         if is_due or now.is_overdue:
-            self._write(now, is_timed=not is_due)
+            self.write(now, is_timed=not is_due)
 
     def rescue(self) -> None:
         """Saves the state after the latest step, unless that is done: there will be no further one."""
         if self._latest is not None and self._latest.step > self.saved:
-            self._write(self.run.now(self._latest.step, self._latest.state, self._latest.metrics))
+            self.write(self.run.now(self._latest.step, self._latest.state, self._latest.metrics))
 
     def _complete(self, now: Now) -> None:
         """The checkpoint from which the run continues gets the loss that was cut short when it was saved."""
@@ -315,7 +320,7 @@ class Save(_OfRun):
         self.run.checkpoints.revise(self.run.meta._replace(**known, unevaluated=False, timed=False))
         self._best_loss = min(now.loss, self._best_loss)
 
-    def _write(self, now: Now, is_timed: bool = False) -> None:
+    def write(self, now: Now, is_timed: bool = False) -> None:
         run, setup, state = self.run, self.run.setup, now.state
         jax.block_until_ready(state)
         with run.clock.paused("saving"):

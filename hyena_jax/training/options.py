@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hyena_jax.config import AtLeast
+from hyena_jax.config.checks import Checked
 from hyena_jax.system.errors import as_urls
 from hyena_jax.system.storage.location import Location
 
 
 @dataclass(frozen=True)
-class StartOptions:
+class StartOptions(Checked):
     """What a start of a run is asked for besides its experiment; the run's folder does not keep it."""
 
     profile: Path | None = None

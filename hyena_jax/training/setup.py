@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from rich.console import Console
 
@@ -102,6 +103,10 @@ def make_setup(
         if "positions" in batch:  # they would lie on other devices than the tokens that they name
             must = "1 with data that score single positions"
             require(strategy.sequence_axis is None, "parallel.sequence", experiment.parallel.sequence, must)
+        if "weights" in batch:
+            some = data.eval_batches(strategy.row_shards, experiment.training.eval_windows)
+            has_weight = any(np.any(found["weights"]) for found in some)
+            require(has_weight, "the sum of the weights of held-out targets", 0, "above 0")
         bare = make_eval_step(models.build(experiment.model), loss, metrics, data.tallies)
         if "segment_ids" in batch:  # some mixers cannot keep documents apart
             try:

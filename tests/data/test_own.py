@@ -249,6 +249,7 @@ ONES, LEAST = np.ones(5), np.array([0, 0, -100, 0, 0])
         ({"targets": LEAST, "weights": ONES}, "targets of a row must be at least 0.*, got -100"),
         ({"targets": LEAST, "weights": LEAST == 0}, None),
         ({"inputs": np.full(5, 50)}, "inputs of a row must be ids below the vocabulary's size 50, got 50"),
+        ({"targets": np.full(5, 50)}, "targets of a row must be ids below the vocabulary's size 50, got 50"),
         ({"targets": np.zeros(4, int)}, "a row must be as the first|must be of the shape"),
     ],
 )

@@ -228,6 +228,11 @@ def test_files_without_an_index(tmp_path):
 
 def test_files_of_an_indexed_folder_are_as_the_index_says(tmp_path):
     write_source(tmp_path / "web", SIZES["web"], dtype="uint32")
+    extra = tmp_path / "web" / "extra.bin"
+    extra.write_bytes(bytes(400))
+    with pytest.raises(UserError, match=r"extra.bin lies beside an index that lists other files here"):
+        load(config(f"{tmp_path}/web/*.bin", dtype="uint32", vocab_size=256))
+    extra.unlink()
     whole = load(config(tmp_path / "web"))
     files = config(f"{tmp_path}/web/shard-*.bin", validation_sources=(f"{tmp_path}/web/held-out-*.bin",))
     data = load(files)

@@ -47,6 +47,13 @@ def test_kinds_do_not_grow_with_depth():
     assert kinds(2) == kinds(5) < 20
 
 
+def test_constants_inside_of_programs_are_told_apart():
+    def init(key):
+        return [jax.jit(lambda key, own=own: jax.numpy.asarray(own))(key) for own in np.eye(3)]
+
+    jax.tree.map(np.testing.assert_array_equal, by_kind(init)(jax.random.key(1)), [*np.eye(3)])
+
+
 def test_within_a_trace():
     def init(key):
         first, second = jax.random.split(key)

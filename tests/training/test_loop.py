@@ -26,7 +26,7 @@ from hyena_jax.system.trees import named_leaves
 from hyena_jax.training import hooks
 from hyena_jax.training.checkpoint import best, saved_steps
 from hyena_jax.training.console import Progress
-from hyena_jax.training.folder import read_folder
+from hyena_jax.training.folder import read_folder, require_checkpoint_if_logged
 from hyena_jax.training.hooks import Diverged
 from hyena_jax.training.initial import load_params
 from hyena_jax.training.metrics import read_rows
@@ -131,6 +131,9 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(whole, experiment,
     with pytest.raises(UserError, match=r"has logged step 12 but holds no checkpoint: bring its 'checkpoi"):
         train(experiment, whole, console)
     assert rows(whole) == before
+    rare = SimpleNamespace(experiment=with_training(experiment, eval_every=1000))
+    with pytest.raises(UserError, match="has logged step 12 but holds no checkpoint"):
+        require_checkpoint_if_logged(whole, rare)
     (whole / "metrics.jsonl").unlink()
     train(with_training(experiment, steps=1), whole, console)
     assert saved_steps(whole / "checkpoints") == [1]
@@ -323,6 +326,8 @@ def test_profiles_are_written_where_asked(experiment, tmp_path, console, options
 
 
 def test_a_profile_needs_a_folder(experiment, tmp_path, console):
+    with pytest.raises(UserError, match="profile_every must be at least 11, got 0"):
+        StartOptions(tmp_path, profile_every=0)
     with pytest.raises(UserError, match="profile_every must be absent without profile, got 11"):
         train(experiment, tmp_path / "run", console, StartOptions(profile_every=11))
 
@@ -389,6 +394,20 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(experiment, monkeypat
     now = hooks.Now(3, SimpleNamespace(model_params=None), {}, is_last=True)
     with pytest.raises(Diverged, match="the validation loss at step 3 is nan; nothing was saved"):
         hooks.Evaluate(run)(now)
+
+
+def test_an_evaluation_that_fails_keeps_the_steps_so_far(experiment, monkeypatch):
+    def fail(*_):
+        raise OSError("a disk is gone")
+
+    monkeypatch.setattr(hooks, "mapped_eval_step", lambda setup: None)
+    monkeypatch.setattr(hooks, "sum_held_out", fail)
+    kept = []
+    save = SimpleNamespace(saved=2, write=lambda now: kept.append((now.step, now.unevaluated)))
+    run = run_of_hooks(experiment, progress=SimpleNamespace(evaluating=contextlib.nullcontext), save=save)
+    with pytest.raises(OSError, match="a disk is gone"):
+        hooks.Evaluate(run)(hooks.Now(3, SimpleNamespace(model_params=None), {}, is_last=True))
+    assert kept == [(3, True)]
 
 
 def test_a_checkpoint_says_that_its_evaluation_was_cut_short(experiment):

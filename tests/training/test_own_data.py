@@ -23,6 +23,11 @@ class OwnConfig(DataConfig):
 
 
 @dataclass(frozen=True)
+class WeightlessConfig(DataConfig):
+    pass
+
+
+@dataclass(frozen=True)
 class MeanConfig(LossConfig):
     pass
 
@@ -78,6 +83,19 @@ def test_a_run_that_continues_reads_on_from_the_iterator_s_state(experiment):
         whole.batch(t)
     continued = stream(2, whole.state())
     np.testing.assert_equal(continued.batch(2), whole.batch(2))
+
+
+def test_held_out_rows_without_a_weight_are_refused_before_the_first_step(experiment, tmp_path, console):
+    rng = np.random.default_rng(0)
+    held_out = [{**row_of(rng), "weights": np.zeros(8)}] * 3
+    register(
+        "test_weightless",
+        WeightlessConfig,
+        lambda *_: own.from_rows(held_out, held_out, encoding=IdsTokenizer(7)),
+    )
+    with pytest.raises(UserError, match="the sum of the weights of held-out targets must be above 0, got 0"):
+        train(dataclasses.replace(experiment, data=WeightlessConfig(batch_size=4)), tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.grid

@@ -1,6 +1,7 @@
 """The train step on one device and on several; tests with several devices compare with one."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -205,6 +206,14 @@ def test_evaluation_is_exact_and_independent_of_batches_and_devices(n_devices, r
     assert values["bits_per_byte"] == pytest.approx(-true.mean() * 0.5 / np.log(2), rel=1e-6)
     assert values["probability"] == pytest.approx(np.exp(true).mean(), rel=1e-6)
     assert values["accuracy"] == np.mean(logits.argmax(-1) == targets)
+
+
+def test_a_metric_without_a_sum_is_not_a_number():
+    """Such as one that is inf in one row and -inf in another."""
+    strategy = SimpleNamespace(row_shards=1, row_shard=SimpleNamespace(of=dict), place_batch=dict)
+    data = SimpleNamespace(n_eval_rows=lambda most: 2, eval_batches=lambda *_: [{}])
+    sums = sum_held_out(strategy, lambda *_: {"margin": np.array([np.inf, -np.inf])}, None, data, 2)
+    assert np.isnan(sums["margin"])
 
 
 def test_a_label_judges_one_answer_or_the_answers_of_all_patches():

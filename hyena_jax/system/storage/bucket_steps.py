@@ -57,14 +57,14 @@ class BucketSteps:
             if there[name] != identity:
                 return f"{name} is not what was saved"
         if "objects" not in manifest:
-            return f"{MANIFEST} cannot be read"
+            return f"{MANIFEST} cannot be read, or is of a run on a disk, which goes on there, not in a copy"
         if self.meta(step).get("step") != step:
             return f"it is a checkpoint of step {self.meta(step).get('step')!r}"
         return None
 
     def begin(self) -> None:
         """Deletes what starts that were killed left of unfinished steps."""
-        committed = set(self.saved())
+        committed = {None, *self.saved()}  # None: what a user put there
         rest = [found.name for found in self._bucket.below() if _step(found) not in committed]
         if rest:
             self._lease.check()

@@ -4,11 +4,12 @@
 |-------------------|-------------------------------------------------|----------------------------|
 | metrics.jsonl     | metrics/00000.jsonl, ...: sealed parts, a tail  | the rows until the last put|
 | tensorboard/FILE  | tensorboard/FILE.00000, ...: the same           | the same                   |
-| other files       | put whole where they differ, config.json last   | the old one or the new one |
+| other files, wandb| put whole where they differ, config.json last   | the old one or the new one |
 | no copy           | checkpoints/, see `bucket_steps.py`             |                            |
 | no copy           | lock.json, clock.json, see `storage/lease.py`   |                            |
 """
 
+import itertools
 import os
 import shutil
 import threading
@@ -154,7 +155,8 @@ class Mirror:
 
     def _names(self) -> list[str]:
         """Files that are put whole; config.json is last, since it makes the folder a run's."""
-        names = [path.name for path in self._path.iterdir() if path.is_file()]
+        paths = itertools.chain(self._path.iterdir(), self._path.glob("wandb/**/*"))  # its rows if offline
+        names = [path.relative_to(self._path).as_posix() for path in paths if path.is_file()]
         whole = [name for name in names if name != METRICS and not name.startswith(".")]  # drafts, a lock
         return sorted(whole, key=lambda name: (name == RUN_CONFIG, name))
 

@@ -8,8 +8,11 @@ def test_of_a_growing_file_whole_lines_are_put():
 
 
 def test_the_file_that_makes_a_folder_a_run_s_is_put_last(tmp_path):
-    for name in ("config.json", "data.json", "metrics.jsonl", "plot.png", ".lock"):
+    (tmp_path / "wandb" / "offline-run").mkdir(parents=True)
+    (tmp_path / "run").mkdir()  # of a sweep, which has a mirror of its own
+    offline = "wandb/offline-run/a.wandb"
+    for name in ("config.json", "data.json", "metrics.jsonl", "plot.png", ".lock", "run/a", offline):
         (tmp_path / name).touch()
     mirror = Mirror.__new__(Mirror)  # without the lock of a bucket
     mirror._path = tmp_path
-    assert mirror._names() == ["data.json", "plot.png", "config.json"]
+    assert mirror._names() == ["data.json", "plot.png", offline, "config.json"]
