@@ -312,12 +312,13 @@ def train(
         experiment = config.read_run(opened(workdir), keep_trackers=True)
     kind = type(experiment).__name__
     require(isinstance(experiment, Experiment), "experiment", kind, "an Experiment; load_config gives one")
-    start = StartOptions(**options)
-    if start.profile is not None:
-        start = replace(start, profile=Path(start.profile))
-    if start.init_from is not None:
-        start = replace(start, init_from=opened(start.init_from, "init_from"))
-    training.train(experiment, opened(workdir), Output(quiet=quiet), start)
+    if options.get("profile") is not None:
+        options["profile"] = Path(options["profile"])
+    if options.get("init_from") is not None:
+        options["init_from"] = opened(options["init_from"], "init_from")
+    if isinstance(options.get("profile_at"), list):
+        options["profile_at"] = tuple(options["profile_at"])
+    training.train(experiment, opened(workdir), Output(quiet=quiet), StartOptions(**options))
     return load_run(workdir, quiet=quiet)
 
 

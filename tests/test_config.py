@@ -267,6 +267,12 @@ def test_an_optimizer_is_chosen_by_name_and_keeps_what_fits():
     kept = config.WarmupStableDecayConfig(warmup_steps=7, final_fraction=0.5)
     found = chosen("--optimizer.schedule", "warmup_stable_decay", "--optimizer", "sgd")
     assert found == config.SGDConfig(schedule=kept, groups=config.HYENA_GROUPS)
+    # What does not fit the chosen one's defaults may fit the other flags.
+    schedule = config.CosineConfig(final_learning_rate=6e-4)
+    experiment = dataclasses.replace(MIXED, optimizer=config.AdamWConfig(6e-3, schedule))
+    assert chosen("--optimizer", "lion", "--optimizer.learning-rate", "1e-3").schedule == schedule
+    with pytest.raises(UserError, match="final.learning.rate must be"):
+        chosen("--optimizer", "lion")
 
 
 def kept_in_json(experiment: Experiment) -> dict:

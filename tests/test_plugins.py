@@ -135,6 +135,13 @@ def test_annotations_that_cannot_be_checked_are_refused_by_name(hint):
         register("own", odd, Own)
 
 
+def test_no_option_is_called_type():
+    """In config.json it would take the place of the part's name."""
+    odd = dataclasses.make_dataclass("OddConfig", [("type", str, "a")], bases=(MixerConfig,), frozen=True)
+    with pytest.raises(UserError, match="OddConfig.type must be another name"):
+        register("own", odd, Own)
+
+
 @dataclasses.dataclass(frozen=True)
 class BoundedConfig(OwnConfig):
     """Its options have ranges."""
@@ -348,6 +355,22 @@ def test_libraries_are_quiet_before_a_plugin_imports_them(inherited, tmp_path, c
 def test_a_plugin_that_is_not_there_is_one_line_and_code_2(tmp_path, capsys, arguments, message):
     assert cli.main(["train", "quickstart", "--workdir", str(tmp_path / "run"), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_plugin_that_is_loaded_again_keeps_all_of_its_parts(tmp_path):
+    """Parts that it replaces are freed, and new ones take their places in memory."""
+    file = tmp_path / "losses.py"
+    lines = ["from dataclasses import dataclass", "from hyena_jax.config import LossConfig, register"]
+    for name in ("la", "lb", "lc", "ld"):
+        lines += ["@dataclass(frozen=True)", f"class {name.upper()}(LossConfig):", "    pass"]
+        lines += [f"register('{name}', {name.upper()}, print)"]
+    file.write_text("\n".join(lines))
+    for _ in range(2):
+        config.load_plugin(str(file))
+    parts = config.LossConfig.registry.parts
+    assert {name: parts[name].plugin and parts[name].plugin.name for name in ("la", "lb", "lc", "ld")} == (
+        dict.fromkeys(("la", "lb", "lc", "ld"), str(file))
+    )
 
 
 def test_config_json_says_where_a_part_came_from_and_who_lacks_it_is_told(tmp_path):

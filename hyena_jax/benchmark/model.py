@@ -15,10 +15,10 @@ from hyena_jax.benchmark.settings import Model
 from hyena_jax.benchmark.timing import Runnable, compiled, jit_program
 from hyena_jax.config import Experiment
 from hyena_jax.data.examples import examples_of
-from hyena_jax.parallel import Pmap, all_devices
-from hyena_jax.parallel.strategy import check_batch
+from hyena_jax.parallel import all_devices, make_strategy
+from hyena_jax.parallel.strategy import Strategy, check_batch
 from hyena_jax.system.trees import n_entries
-from hyena_jax.training.loss import at_positions, cross_entropy
+from hyena_jax.training.loss import Score, loss_function, scored
 from hyena_jax.training.optimizer import make_optimizer
 from hyena_jax.training.step import Batch, init_params, init_state, make_train_step
 
@@ -45,7 +45,9 @@ class ModelBenchmark(Benchmark):
         """The logits without dropout, the mean loss with dropout and its gradient, on the first device; and
         the training step on all, as in training."""
         experiment = self.examples.experiment
-        model = models.build(experiment.model)
+        strategy = make_strategy(replace(experiment.parallel, strategy="pmap", data=None, fsdp=1, sequence=1))
+        model = models.build(experiment.model, None, strategy.layout)
+        score = loss_function(experiment.loss)
         params, batch = init_params(model, experiment.seed), self.examples.batches[size["length"]]()
 
         def forward(params: dict, inputs: jax.Array) -> jax.Array:
@@ -53,14 +55,12 @@ class ModelBenchmark(Benchmark):
 
         def loss(params: dict, batch: Batch) -> jax.Array:
             rngs = {"dropout": jax.random.key(0)}
-            logits = model.apply({"params": params}, batch["inputs"], None, False, rngs=rngs)
-            return cross_entropy(at_positions(logits, batch), batch["targets"]).mean()
+            return scored(score, model, params, batch, False, rngs).mean()
 
-        step = _train_step(model, params, batch, experiment)
-        scored = {name: x for name, x in batch.items() if name != "weights"}
+        step = _train_step(strategy, model, score, params, batch, experiment)
         programs = {
             FORWARD: jit_program(forward, params, batch["inputs"]),
-            GRADIENT: jit_program(jax.value_and_grad(loss), params, scored),
+            GRADIENT: jit_program(jax.value_and_grad(loss), params, batch),
             TRAIN_STEP: step,
         }
         # Units: tokens, or images.
@@ -89,12 +89,13 @@ class ModelBenchmark(Benchmark):
         return [f"{row['n_params']:,} parameters, batch {row['batch']}" for row in results["rows"][:1]]
 
 
-def _train_step(model: nn.Module, params: dict, batch: dict, experiment: Experiment) -> Runnable:
+def _train_step(
+    strategy: Strategy, model: nn.Module, score: Score, params: dict, batch: dict, experiment: Experiment
+) -> Runnable:
     """The step as the training loop maps and donates it; each run continues from the previous run's state."""
-    strategy = Pmap(all_devices(experiment.parallel.devices))
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
     parts = experiment.optimizer.accumulation_steps
-    step = make_train_step(model, optimizer, experiment.seed, strategy.axis_name, parts)
+    step = make_train_step(model, optimizer, experiment.seed, strategy.axis_name, parts, score)
     state = init_state(params, optimizer)
     step = strategy.map_train_step(step, state)
     # A copy: the state is donated, and the other programs still need the parameters.

@@ -31,7 +31,7 @@ class Mismatch(Exception):
 
 def relative_error(actual: jax.Array, expected: np.ndarray) -> float:
     """The largest difference, relative to the largest expected magnitude; NaN if a value is."""
-    actual = np.asarray(actual).astype(np.float64)
+    actual = np.asarray(actual).astype(np.complex128 if np.iscomplexobj(actual) else np.float64)
     return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30))
 
 

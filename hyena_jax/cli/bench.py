@@ -159,7 +159,8 @@ class BenchCompare(Command):
             unknown = sorted((n for n in names if hashes[n] is None), key=lambda name: Path(name).is_dir())
             if unknown:
                 allowed = "both must be results folders, commits of the repository here, or FILE.py:NAME"
-                raise UserError(f"{unknown[0]!r} is neither a folder nor a commit; {allowed}")
+                what = "no commit" if Path(unknown[0]).is_dir() else "neither a folder nor a commit"
+                raise UserError(f"{unknown[0]!r} is {what}; {allowed}")
             require(bool(arguments), "bench", self.bench, "the benchmark that both commits run")
             sides = [Side(f"commit {hashes[name][:10]}", arguments, hashes[name]) for name in names]
         if self.output is not None:

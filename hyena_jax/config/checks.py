@@ -98,8 +98,10 @@ class Checked:
 
 
 def check_annotations(config_class: type) -> None:
-    """Refuses a config class with a field whose type `_is_a` and `type_in_words` do not know."""
+    """Refuses a field whose type `_is_a` and `type_in_words` do not know, or which is called `type`."""
     for name, hint in field_types(config_class).items():
+        must = "another name: in config.json `type` is the name of the part"
+        require(name != "type", f"{config_class.__name__}.type", name, must)
         if not _is_supported(hint):
             raise UserError(
                 f"{config_class.__name__}.{name} must be annotated with a class such as int, float, bool, str"

@@ -396,4 +396,7 @@ def _chosen(flag: Flag, arguments: list[str]) -> Any:
         for field in dataclasses.fields(base)
         if field.default == new[field.name] and getattr(now, field.name) != old[field.name]
     }
-    return config_class(**kept)
+    chosen = config_class()
+    for name, value in kept.items():  # checked with those of further flags, when the part is built
+        object.__setattr__(chosen, name, value)
+    return chosen

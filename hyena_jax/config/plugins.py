@@ -44,7 +44,7 @@ def import_parts(name: str) -> ModuleType:
 
     A Python file becomes a module whose name depends only on its path.
     """
-    before = {id(part) for registry in REGISTRIES for part in registry.parts.values()}
+    before = [part for registry in REGISTRIES for part in registry.parts.values()]
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise UserError(f"{name!r} is not a file")
@@ -60,8 +60,9 @@ def import_parts(name: str) -> ModuleType:
         plugin_name = name
     plugin = Plugin(plugin_name, _digest(module))
     for registry in REGISTRIES:
-        for part in [part for part in registry.parts.values() if id(part) not in before]:
-            registry.add(part._replace(plugin=plugin))
+        for part in [*registry.parts.values()]:
+            if not any(part is earlier for earlier in before):
+                registry.add(part._replace(plugin=plugin))
     return module
 
 

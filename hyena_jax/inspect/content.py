@@ -106,6 +106,7 @@ def held_out(data: Dataset, encoding: Encoding, index: int, most: int) -> Exampl
     if is_image:
         return Example(batch["inputs"], (), batch["targets"], batch["weights"], 0, source)
     inputs, targets, weights = batch["inputs"], _everywhere(batch, "targets"), _everywhere(batch, "weights")
+    require(targets.shape == inputs.shape, "the shape of a row's targets", targets.shape[1:], "one a token")
     if "segment_ids" in batch:  # all of the row would be read as one document
         ids = batch["segment_ids"][0]
         longest = ids == np.bincount(ids).argmax()
@@ -203,7 +204,9 @@ def content(
         labels = tuple(str(i) for i in range(image["grid"][0] * image["grid"][1]))
         classes = softmax(np.asarray(seen.outputs, np.float64), axis=-1)
         classes = classes.mean(1) if classes.ndim == 3 else classes  # one answer for each patch
-        body = page.probabilities(classes[0], int(shown.targets[0]))
+        target = shown.targets[0]  # a class, a number, or one for each patch
+        is_class = np.ndim(target) == 0 and np.issubdtype(shown.targets.dtype, np.integer)
+        body = page.probabilities(classes[0], int(target) if is_class else None)
     return page.Content(
         title=f"{workdir.resolve().name}, step {number}",
         facts=_facts(experiment, rows_of[""], params, shown, unit) + changes,

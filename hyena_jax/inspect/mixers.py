@@ -145,6 +145,8 @@ def hankel_values(h: np.ndarray, n_values: int = 64) -> np.ndarray:
     k = min(n_values, floor((L - 1) / 2)). Their fall says how large a recurrence with the same filter must
     be: see `hyena_jax.ops.hankel`. h_0 is left out, since any recurrence can have it.
     """
+    if h.shape[-1] < 3:
+        return np.zeros((*h.shape[:-1], 0), h.dtype)
     later = h[..., 1:].reshape(-1, h.shape[-1] - 1)
     values = hankel.spectrum(later, n_values).values[:, :n_values]
     return values.reshape(*h.shape[:-1], -1)

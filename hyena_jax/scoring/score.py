@@ -237,8 +237,8 @@ def _encoded(
     """A text's tokens; its bytes are unknown if it is given as ids."""
     if isinstance(text, str):
         try:
-            n_bytes = None if isinstance(tokenizer, IdsTokenizer) else len(text.encode())
-            return TextTokens(tokenizer.encode(text).astype(np.int32), n_bytes)
+            ids = tokenizer.encode(text).astype(np.int32)  # which refuses a text that has no bytes
+            return TextTokens(ids, None if isinstance(tokenizer, IdsTokenizer) else len(text.encode()))
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
     ids = np.asarray(text)

@@ -67,7 +67,12 @@ class Run:
 
     def settings_but(self, field: str, only: Sequence[str]) -> tuple[tuple[str, str], ...]:
         """Its settings without its seed and `field`; those of `only`, if it names some."""
-        kept = [*map(_as_field, only)] or sorted(self.settings.keys() - {"seed", _as_field(field)})
+        ends = f".{_as_field(field)}"  # the run's name has the last part alone
+
+        def is_it(key: str) -> bool:
+            return key == "seed" or ends.endswith(f".{key}") or key.endswith(ends)
+
+        kept = [*map(_as_field, only)] or sorted(key for key in self.settings if not is_it(key))
         return tuple((name, self.settings.get(name, "absent")) for name in kept)
 
     @property

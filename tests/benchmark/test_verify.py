@@ -27,6 +27,11 @@ def test_a_width_that_the_mixer_can_have(monkeypatch):
     verify.verify_mixer("attention", AttentionConfig(5), d_model=70, dtype="float32")
 
 
+def test_complex_results_are_compared_whole():
+    assert verify.relative_error(jnp.array([1 + 2j]), np.array([1 + 2j])) == 0
+    assert verify.relative_error(jnp.array([1 + 2j]), np.array([1 + 1j])) == pytest.approx(0.5**0.5)
+
+
 def test_nan_does_not_pass():
     with pytest.raises(verify.Mismatch, match="nan"):
         verify.require_close("x", jnp.array([1.0, jnp.nan]), np.ones(2), "float32")

@@ -147,6 +147,9 @@ def test_the_padding_of_a_texts_last_window_is_not_shown():
 def test_answers_stand_where_they_are_given():
     last = content.held_out(row([1, 2, 3], [0, 0, 3], [0.0, 0, 1]), Letters(), 0, 16)
     assert (last.shift, last.inputs.shape) == (0, (1, 3))
+    one_class = Rows({"inputs": np.array([[1, 2, 3]]), "targets": np.array([1]), "weights": np.array([1.0])})
+    with pytest.raises(UserError, match="the shape of a row's targets must be one a token"):
+        content.held_out(one_class, Letters(), 0, 16)
     masked = content.held_out(row([1, 2, 3, 4], [7, 3, 4, 5], [0.0, 1, 1, 1]), Letters(), 0, 16)
     assert (masked.shift, masked.inputs.shape) == (1, (1, 4))
 
@@ -253,6 +256,7 @@ def test_hankel_values_are_those_of_distillation():
     assert_close(values[1, 2], np.linalg.svd(hankel.dense(h[1, 2, None, 1:], 5)[0], compute_uv=False))
     geometric = 0.5 ** np.arange(12)[None]
     assert inspect.hankel_values(geometric, 2)[0, 1] < 1e-12
+    assert inspect.hankel_values(np.ones((3, 2))).shape == (3, 0)
 
 
 def test_gates_and_memory_lengths(seen):

@@ -252,5 +252,7 @@ def test_ids_are_checked(params):
     for text, message in (([13], r"x: token ids must be in 0..12, got \[13\]"), ([0.5], "x must be a")):
         with pytest.raises(UserError, match=message):
             plan_scoring(MODEL, params, IdsTokenizer(N_SYMBOLS), [text], ["x"])
+    with pytest.raises(UserError, match="x: "):
+        plan_scoring(MODEL, params, BytesTokenizer(), ["\ud800"], ["x"])
     with pytest.raises(UserError, match=r"prefix must be at most the model's max_len=67, got '68 tokens'"):
         plan_scoring(MODEL, params, BytesTokenizer(), [], [], prefix=[0] * 68)

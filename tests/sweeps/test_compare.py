@@ -312,20 +312,20 @@ def test_several_settings_make_groups_and_those_of_different_models_are_told(swe
     assert capsys.readouterr().err == f"hyena-jax: {said}\n"
 
 
-@pytest.mark.parametrize("by", [None, "variant"])
-def test_only_the_best_value_of_a_setting_is_shown(tmp_path, by):
+@pytest.mark.parametrize(("by", "end"), [(None, "learning_rate"), ("variant", "optimizer.learning_rate")])
+def test_only_the_best_value_of_a_setting_is_shown(tmp_path, by, end):
     """Of each mixer that of the best mean over seeds, and not the one of the best run."""
     values = {("hawk", 1e-3): (0.5, 0.6), ("hawk", 2e-3): (0.2, 0.8), ("attention", 2e-3): (0.4, 0.3)}
     for (variant, rate), accuracies in values.items():
         for seed, accuracy in enumerate(accuracies):
             one = experiment({"hawk": HawkConfig(), "attention": AttentionConfig(2)}[variant], seed)
             one = dataclasses.replace(one, optimizer=dataclasses.replace(one.optimizer, learning_rate=rate))
-            name = f"variant={variant},optimizer.learning_rate={rate},seed={seed}"
+            name = f"variant={variant},{end}={rate},seed={seed}"
             write_run(tmp_path / "runs" / name, one, (accuracy,))
     rows = hyena_jax.compare(tmp_path / "runs", by=by, best_by="optimizer.learning-rate")
     assert [row.label for row in rows] == [
-        "variant=hawk,optimizer.learning_rate=0.001",
-        "variant=attention,optimizer.learning_rate=0.002",
+        f"variant=hawk,{end}=0.001",
+        f"variant=attention,{end}=0.002",
     ]
     assert [row.mean for row in rows] == pytest.approx([0.55, 0.35])
 

@@ -52,6 +52,7 @@ def test_an_axis_can_choose_parts_and_switches():
     assert list(runs)[3] == "pattern=hawk_hyena,tied_head=False"
     assert [len(run.model.pattern) for run in runs.values()] == [1, 1, 2, 2]
     assert [run.model.tied_head for run in runs.values()] == [True, False, True, False]
+    assert list(make_runs("tasks:recall", {name: [("hawk", "hyena")]})) == ["pattern=hawk_hyena"]
 
 
 def test_a_config_file_with_its_own_parts_is_loaded_once(tmp_path, own_parts):
