@@ -47,7 +47,10 @@ def command_help(called: str, description: str, flags: Sequence[Flag], notes: Se
         about = summary(members[0].owner) if section else ""
         lines += ["", f"{section or 'options'}: {about}".rstrip()]
         for flag in members:
-            lines += _row(_invocation(flag), _text(flag))
+            about = " ".join(_field_docs(flag.owner).get(flag.path[-1], "").split())
+            ranges = ", ".join(map(str, field_ranges(flag.owner).get(flag.path[-1], ())))
+            notes = "; ".join(filter(None, [_default(flag, about), ranges]))
+            lines += _row(_invocation(flag), f"{about} ({notes})".strip() if notes else about)
     return "\n".join(lines)
 
 
@@ -105,13 +108,6 @@ def _metavar(hint: Any) -> str:
     if origin is tuple:
         return _metavar(arguments[0])
     return WORDS.get(hint, "VALUE")
-
-
-def _text(flag: Flag) -> str:
-    about = " ".join(_field_docs(flag.owner).get(flag.path[-1], "").split())
-    ranges = ", ".join(map(str, field_ranges(flag.owner).get(flag.path[-1], ())))
-    notes = "; ".join(filter(None, [_default(flag, about), ranges]))
-    return f"{about} ({notes})".strip() if notes else about
 
 
 def _default(flag: Flag, about: str) -> str:

@@ -56,7 +56,10 @@ def draw_row(task: Task, config: TaskConfig, part: Part, seed: int, index: int) 
     for _ in range(MAX_TRIES):
         row = draw(rng, settings)
         _check_row(row, draw)
-        if not config.disjoint or _is_held_out(row) == is_test:
+        # Padding does not count: rows of one text are one row.
+        content = np.trim_zeros(row.inputs, "b").astype("<i4").tobytes()
+        is_held_out = hashlib.blake2b(content, digest_size=1).digest()[0] % HELD_OUT_OF == 0
+        if not config.disjoint or is_held_out == is_test:
             every = not is_test and isinstance(config, NextTokenTaskConfig) and config.predict_all
             return next_tokens(np.append(row.inputs, row.targets[-1])) if every else row
     raise UserError(
@@ -85,12 +88,6 @@ def _check_row(row: Any, draw: Draw) -> None:
     fits = row.positions is not None or len(row.targets) == len(row.inputs)
     fits &= all(shapes.get(name, row.targets.shape) == row.targets.shape for name in ("positions", "weights"))
     require(fits, what, shapes, "a row of as many targets as inputs, or as its positions (and its weights)")
-
-
-def _is_held_out(row: Row) -> bool:
-    """Whether a row belongs to the evaluation. Padding does not count: rows of one text are one row."""
-    content = np.trim_zeros(row.inputs, "b").astype("<i4").tobytes()
-    return hashlib.blake2b(content, digest_size=1).digest()[0] % HELD_OUT_OF == 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,6 +72,7 @@ def ho_kalman(taps: np.ndarray, n_modes: int, seed: int = 0) -> tuple[np.ndarray
     number of real eigenvalues. Unused modes are taken from the ring.
     """
     a = hankel.realization(taps, 2 * n_modes, seed)
+    (slowest, fastest), least = _decay_limits(taps.shape[1]), 1e-2 / taps.shape[1]
     log_decay, angle = ring(len(taps), n_modes, taps.shape[1])
     todo, order = np.arange(len(taps)), a.shape[1]
     while len(todo) and order:
@@ -79,8 +80,11 @@ def ho_kalman(taps: np.ndarray, n_modes: int, seed: int = 0) -> tuple[np.ndarray
         is_mode = eigenvalues.imag >= 0
         fits = is_mode.sum(1) <= n_modes
         for channel, values, chosen in zip(todo[fits], eigenvalues[fits], is_mode[fits], strict=True):
-            poles = values[chosen]
-            log_decay[channel, : len(poles)], angle[channel, : len(poles)] = _inside(poles, taps.shape[1])
+            poles, of_mode = values[chosen], (channel, slice(chosen.sum()))
+            radius = np.clip(np.abs(poles), np.exp(-np.exp(fastest)), np.exp(-np.exp(slowest)))
+            log_decay[of_mode] = np.log(-np.log(radius))
+            # Off the real axis: a mode would stay there, since the error's derivative by its angle is 0.
+            angle[of_mode] = np.clip(np.abs(np.angle(poles)), least, np.pi - least)
         todo, order = todo[~fits], order - 1
     return log_decay, angle
 
@@ -168,17 +172,6 @@ def _put(point: _Point, channels: np.ndarray, values: _Point) -> None:
 
 def _powers(log_decay: np.ndarray, angle: np.ndarray, n_taps: int) -> np.ndarray:
     return np.exp((-np.exp(log_decay) + 1j * angle)[..., None] * np.arange(n_taps))
-
-
-def _inside(poles: np.ndarray, n_taps: int) -> tuple[np.ndarray, np.ndarray]:
-    """log_decay and angle of poles, moved into the unit circle and slightly off the real axis.
-
-    A mode on the real axis would stay there: the derivative of the error with respect to its angle is 0.
-    """
-    slowest, fastest = _decay_limits(n_taps)
-    radius = np.clip(np.abs(poles), np.exp(-np.exp(fastest)), np.exp(-np.exp(slowest)))
-    least = 1e-2 / n_taps
-    return np.log(-np.log(radius)), np.clip(np.abs(np.angle(poles)), least, np.pi - least)
 
 
 def _decay_limits(n_taps: int) -> tuple[float, float]:

@@ -198,7 +198,14 @@ def content(
         found, labels = scores(shown, seen.outputs), shown.labels
         guesses = [_symbol(folder.encoding, token) for token in found.guess]
         body = page.losses(labels, found.nats, guesses, found.probability)
-        body += page.samples({of: text for of, folder in runs.items() if (text := _sample(folder))})
+        paths = {of: folder / "sample.txt" for of, folder in runs.items()}  # of runs that ended with a text
+        body += page.samples(
+            {
+                of: decoded("sample", read_bytes("sample", p, MAX_BYTES), p)
+                for of, p in paths.items()
+                if p.exists()
+            }
+        )
     else:
         image = json_values.image(shown.inputs[0], experiment.model.patch_size)
         labels = tuple(str(i) for i in range(image["grid"][0] * image["grid"][1]))
@@ -224,12 +231,6 @@ def content(
             "image": image,
         },
     )
-
-
-def _sample(workdir: Path) -> str:
-    """What a run wrote at its end; nothing if it did not end, or not with a text."""
-    path = workdir / "sample.txt"
-    return decoded("sample", read_bytes("sample", path, MAX_BYTES), repr(str(path))) if path.exists() else ""
 
 
 def _start(

@@ -74,7 +74,15 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
         norm_eps=NORM_EPS,
     )
     eps = settings.number("rms_norm_eps", 1e-6)
-    base = _rotary_base(settings)
+    # A config that is silent is refused: transformers 5 takes null for rotary positions with its default
+    # base, while the released model, whose layers of attention have none, was made with null.
+    rope = settings.values.get("rope_parameters")
+    is_said = isinstance(rope, dict) and "rope_theta" in rope
+    must = "an object with rope_theta: null without rotary positions, as in the released model, or their base"
+    settings.expect(is_said, "rope_parameters", rope, must)
+    rotary = settings.rotary()
+    rotary.require("partial_rotary_factor", 1.0, 1)
+    base = None if rope["rope_theta"] is None else rotary.number("rope_theta")
     attention = AttentionConfig(
         n_heads=n_heads,
         n_kv_heads=settings.size("num_key_value_heads", n_heads),
@@ -100,23 +108,6 @@ def from_settings(settings: Settings) -> LanguageModelConfig:
         tied_head=settings.flag("tie_word_embeddings", False),
         vocab_size=settings.size("vocab_size", most=MAX_SYMBOLS),
     )
-
-
-def _rotary_base(settings: Settings) -> float | None:
-    """The base of rotary positions; None: there are none.
-
-    A config that is silent is refused: transformers 5 takes null for rotary positions with its default base,
-    while the released model, whose layers of attention have none, was made with null.
-    """
-    rope = settings.values.get("rope_parameters")
-    is_said = isinstance(rope, dict) and "rope_theta" in rope
-    allowed = (
-        "an object with rope_theta: null without rotary positions, as in the released model, or their base"
-    )
-    settings.expect(is_said, "rope_parameters", rope, allowed)
-    inner = settings.rotary()
-    inner.require("partial_rotary_factor", 1.0, 1)
-    return None if rope["rope_theta"] is None else inner.number("rope_theta")
 
 
 def to_settings(model: LanguageModelConfig) -> dict[str, Any]:

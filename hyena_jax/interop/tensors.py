@@ -7,7 +7,7 @@ next to it, and symbolic links are refused. Nothing in a file is executed.
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,7 +139,15 @@ def read_pytorch(path: Path, allowed_objects: tuple[type, ...] = ()) -> dict[str
             records = zipfile.ZipFile(file).infolist()
         except Exception:  # the library raises many kinds for damaged files
             records = None
-        _check_records(path, records, file.seek(0, 2))
+        size = file.seek(0, 2)
+    allowed = "a PyTorch file as torch.save writes it since version 1.6"
+    require(records is not None, "source", str(path), allowed)
+    is_stored = all(record.compress_type == zipfile.ZIP_STORED for record in records)
+    fits = sum(record.file_size for record in records) <= size
+    require(is_stored and fits, "source", str(path), f"{allowed}, without compressed records")
+    for record in records:
+        is_small = not record.filename.endswith(".pkl") or record.file_size <= MAX_PICKLE
+        require(is_small, "source", str(path), f"a file whose structure has at most {MAX_PICKLE} bytes")
     try:
         with torch.serialization.safe_globals(list(allowed_objects)):
             values = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -158,18 +166,6 @@ def read_pytorch(path: Path, allowed_objects: tuple[type, ...] = ()) -> dict[str
     require(is_dict, "source", str(path), "a PyTorch file of named tensors")
     # Shared tensors are stored once, and may be named twice.
     return {name: _torch_tensor(value) for name, value in values.items()}
-
-
-def _check_records(path: Path, records: list[zipfile.ZipInfo] | None, size: int) -> None:
-    """Refuses PyTorch files unless their records lie in them as they are, without compression."""
-    allowed = "a PyTorch file as torch.save writes it since version 1.6"
-    require(records is not None, "source", str(path), allowed)
-    is_stored = all(record.compress_type == zipfile.ZIP_STORED for record in records)
-    fits = sum(record.file_size for record in records) <= size
-    require(is_stored and fits, "source", str(path), f"{allowed}, without compressed records")
-    for record in records:
-        is_small = not record.filename.endswith(".pkl") or record.file_size <= MAX_PICKLE
-        require(is_small, "source", str(path), f"a file whose structure has at most {MAX_PICKLE} bytes")
 
 
 def _torch_tensor(value: Any) -> Tensor:
@@ -203,25 +199,19 @@ def read_orbax(folder: Path) -> dict[str, Tensor]:
     for path in folder.rglob("*"):
         _plain(path)
     try:
-        about = dict(_zarr_metadata(folder))
+        if (folder / OCDBT).exists():  # one database, or a folder for each array
+            store = ts.KvStore.open(_database(folder)).result()
+            keys = [key.decode(errors="replace").rpartition("/") for key in store.list().result()]
+            read = {name: store.read(f"{name}/{end}").result().value for name, _, end in keys if end == ARRAY}
+            about = {name: parse_json(text) for name, text in read.items()}
+        else:
+            paths = sorted(folder.glob(f"*/{ARRAY}"))
+            about = {path.parent.name: read_json("source", path) for path in paths}
         tensors = {name: _zarr_tensor(folder, name, values) for name, values in about.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:  # TensorStore's are ValueErrors
         raise UserError(f"{str(folder)!r} cannot be read: {printable(error)[:200]}", "source") from error
     require(len(tensors) > 0, "source", str(folder), "an Orbax checkpoint with arrays in zarr version 2")
     return tensors
-
-
-def _zarr_metadata(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What the checkpoint says about each array: in one database, or in a folder for each array."""
-    if (folder / OCDBT).exists():
-        store = ts.KvStore.open(_database(folder)).result()
-        for key in store.list().result():
-            name, _, end = key.decode(errors="replace").rpartition("/")
-            if end == ARRAY:
-                yield name, parse_json(store.read(key).result().value)
-    else:
-        for path in sorted(folder.glob(f"*/{ARRAY}")):
-            yield path.parent.name, read_json("source", path)
 
 
 def _database(folder: Path) -> dict[str, Any]:

@@ -98,7 +98,11 @@ def _of_equation(equation: Any) -> Work:
             terms = taps.size // taps.shape[params["dimension_numbers"].rhs_spec[0]]
             return Work(products=terms * _flops(equation.outvars[0], 2, 8), bytes=written)
         case "fft":
-            return Work(transforms=_transforms(equation), bytes=written)
+            argument, result = equation.invars[0].aval, equation.outvars[0].aval
+            n = prod(params["fft_lengths"])
+            factor = 5.0 if _is_complex(argument) and _is_complex(result) else 2.5
+            rows = prod(argument.shape[: argument.ndim - len(params["fft_lengths"])])
+            return Work(transforms=factor * rows * n * log2(max(n, 2)), bytes=written)
         case "scan":
             return _times(_of_jaxpr(params["jaxpr"].jaxpr), params["length"])._replace(bytes=written)
         case "while":
@@ -144,15 +148,6 @@ def _flops(variable: Any, real: int, of_complex: int) -> int:
     if not hasattr(aval, "dtype") or not jnp.issubdtype(aval.dtype, jnp.inexact):
         return 0
     return aval.size * (of_complex if _is_complex(aval) else real)
-
-
-def _transforms(equation: Any) -> float:
-    argument, result = equation.invars[0].aval, equation.outvars[0].aval
-    lengths = equation.params["fft_lengths"]
-    n = prod(lengths)
-    rows = prod(argument.shape[: argument.ndim - len(lengths)])
-    factor = 5.0 if _is_complex(argument) and _is_complex(result) else 2.5
-    return factor * rows * n * log2(max(n, 2))
 
 
 def _rounds(loop: Any) -> int | None:

@@ -44,8 +44,13 @@ def over_shards(
 
     def mapped(*args: jax.Array | None) -> Any:
         mesh = jax.sharding.get_abstract_mesh()
-        if sequence_axis is not None:
-            _check(args, in_axes, sequence_axis, axis_size(sequence_axis))
+        n_devices = 1 if sequence_axis is None else axis_size(sequence_axis)
+        for x, axes in zip(args, in_axes, strict=True):
+            for axis, size in zip(axes, () if x is None else x.shape, strict=x is not None):
+                if axis in (LENGTH, CHANNELS) and size % n_devices:
+                    what = "sequence length" if axis == LENGTH else "channels of a filter"
+                    must = f"a multiple of the {n_devices} devices along {sequence_axis!r}"
+                    raise ValueError(f"{what} must be {must}, got {size}")
         others = tuple(name for name in mesh.axis_names if name != sequence_axis)
         rows = args[0].shape[in_axes[0].index(ROWS)]
         if rows % prod(mesh.shape[name] for name in others):
@@ -129,16 +134,3 @@ def _vary(x: jax.Array | None, axes: str, names: dict[str, Any]) -> jax.Array | 
     if names[LENGTH] is not None and LENGTH not in axes and CHANNELS not in axes:
         missing = (*missing, names[LENGTH])
     return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-
-def _check(
-    args: tuple[jax.Array | None, ...], in_axes: tuple[str, ...], sequence_axis: str, n_devices: int
-) -> None:
-    what = {LENGTH: "sequence length", CHANNELS: "channels of a filter"}
-    for x, axes in zip(args, in_axes, strict=True):
-        for axis, size in zip(axes, () if x is None else x.shape, strict=x is not None):
-            if axis in what and size % n_devices:
-                raise ValueError(
-                    f"{what[axis]} must be a multiple of the {n_devices} devices along {sequence_axis!r}, "
-                    f"got {size}"
-                )

@@ -117,27 +117,14 @@ def step(history: History, u: jax.Array) -> tuple[jax.Array, jax.Array]:
     if history.later is None:
         y = _product(inputs, taps, position, jnp.zeros((), jnp.int32), begin)
     else:
-        last_end = history.filter.tiling.last_end
-        y = _near_output(inputs, history.later, taps, position, last_end, begin)
+        # What a tile left for this position, and the inputs since the last tile; NaN if a tile is overdue.
+        last_end, length = history.filter.tiling.last_end, inputs.shape[1]
+        offset = jnp.minimum(last_end, length - min(TILE, length))
+        near = jax.lax.dynamic_slice_in_dim(inputs, offset, min(TILE, length), axis=1)
+        y = _product(near, taps, position, offset, jnp.maximum(last_end, begin))
+        y = y + jax.lax.dynamic_index_in_dim(history.later, position, axis=1, keepdims=False)
+        y = jnp.where(position - last_end < TILE, y, jnp.nan)
     return y.T[..., None].astype(u.dtype), inputs
-
-
-def _near_output(
-    inputs: jax.Array,
-    later: jax.Array,
-    taps: jax.Array,
-    position: jax.Array,
-    last_end: jax.Array,
-    begin: jax.Array,
-) -> jax.Array:
-    """y [B, W] at `position`: `later` there, and the inputs since the last tile; NaN if a tile is overdue."""
-    length = inputs.shape[1]
-    size = min(TILE, length)
-    offset = jnp.minimum(last_end, length - size)
-    near = jax.lax.dynamic_slice_in_dim(inputs, offset, size, axis=1)
-    y = _product(near, taps, position, offset, jnp.maximum(last_end, begin))
-    y = y + jax.lax.dynamic_index_in_dim(later, position, axis=1, keepdims=False)
-    return jnp.where(position - last_end < TILE, y, jnp.nan)
 
 
 def _product(

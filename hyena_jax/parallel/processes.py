@@ -222,27 +222,22 @@ def check_replicas(tree: Any, step: int) -> None:
     devices, as `Strategy.to_global` returns them. All processes must call this; all raise OSError, which
     names `step`, the leaf and the devices, if two copies differ.
     """
-    first_seen: dict[str, tuple[str, str]] = {}
-    for where, part, digest in (copy for copies in gather(_digests(tree)) for copy in copies):
-        seen = first_seen.setdefault(part, (where, digest))
-        if seen[1] != digest:
-            raise OSError(
-                f"after step {step} the copies of {part} on {seen[0]} and {where} differ: memory or a device "
-                "is faulty; earlier checkpoints are not affected"
-            )
-
-
-def _digests(tree: Any) -> list[tuple[str, str, str]]:
-    """(device, leaf and its shard, SHA-256) of everything that this process's devices hold."""
-    found = []
+    ours = []  # device, leaf and its shard, SHA-256
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_name(path)
         for shard in leaf.addressable_shards:
             whole = all(span == slice(None) for span in shard.index)
             part = name if whole else f"{name}[{', '.join(map(_span, shard.index))}]"
             digest = hashlib.sha256(np.ascontiguousarray(shard.data)).hexdigest()[:32]
-            found.append((f"device {shard.device.id}", part, digest))
-    return found
+            ours.append((f"device {shard.device.id}", part, digest))
+    first_seen: dict[str, tuple[str, str]] = {}
+    for where, part, digest in (copy for copies in gather(ours) for copy in copies):
+        seen = first_seen.setdefault(part, (where, digest))
+        if seen[1] != digest:
+            raise OSError(
+                f"after step {step} the copies of {part} on {seen[0]} and {where} differ: memory or a device "
+                "is faulty; earlier checkpoints are not affected"
+            )
 
 
 def _span(span: slice) -> str:

@@ -126,7 +126,10 @@ async def _hear(listener: socket.socket, coordinator: str, ours: Card, timeout: 
             writer.write(GREETING)
             async with asyncio.timeout(LINE_WITHIN):
                 card = json.loads(await reader.readline())
-            if not _is_card(card):
+            numbers = ("process_id", "num_processes")
+            is_card = isinstance(card, dict) and all(type(card.get(name)) is int for name in numbers)
+            is_card = is_card and 0 < card["process_id"] < card["num_processes"]
+            if not (is_card and isinstance(card.get("versions"), dict)):
                 return
             handlers.add(asyncio.current_task())
             number, fault = card["process_id"], _misfit(card, ours, present)
@@ -155,16 +158,6 @@ async def _hear(listener: socket.socket, coordinator: str, ours: Card, timeout: 
     if handlers:
         await asyncio.wait(handlers, timeout=LINE_WITHIN)
     return answer.result()
-
-
-def _is_card(card: Any) -> bool:
-    numbers = ("process_id", "num_processes")
-    return (
-        isinstance(card, dict)
-        and all(type(card.get(name)) is int for name in numbers)
-        and 0 < card["process_id"] < card["num_processes"]
-        and isinstance(card.get("versions"), dict)
-    )
 
 
 def _misfit(card: Card, ours: Card, present: set[int]) -> Fault | None:

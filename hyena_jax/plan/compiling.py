@@ -142,13 +142,11 @@ def _read(folder: Path, seconds: float) -> Compiled:
     total = re.search(r"Memory Space: default[^\n]*\nTotal bytes: (\d+)", report)
     memory = int((folder / MEMORY).read_text()) if ended else int(total[1])
     text = (folder / PROGRAM if ended else programs[0]).read_text()
-    return Compiled(facts, text, memory, _buffers(report), seconds)
-
-
-def _buffers(report: str) -> tuple[tuple[int, str], ...]:
-    """The rows of the report's first table of the main memory: temporary buffers by size."""
-    units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-    first = report.partition("Memory Space: vmem")[0]
+    # The first table of the main memory: temporary buffers.
     row = r"^\s*[\d.]+[KMG]?i?B\(\s*\d+%\);\s*([\d.]+)([KMG]?i?B);\s*\d+;\s*\d+; (.*)$"
-    found = ((int(float(n) * units[unit]), shapes) for n, unit, shapes in re.findall(row, first, re.M))
-    return tuple(sorted(found, reverse=True))
+    units, rows = (
+        {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
+        report.partition("Memory Space: vmem")[0],
+    )
+    buffers = ((int(float(n) * units[unit]), shapes) for n, unit, shapes in re.findall(row, rows, re.M))
+    return Compiled(facts, text, memory, tuple(sorted(buffers, reverse=True)), seconds)

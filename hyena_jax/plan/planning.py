@@ -247,6 +247,14 @@ def _plan(
     is_straight = per_repeat is None or experiment.model.n_layers % depths[0] == 0
     program = Program(deepest.text)
     found = sorted(costs(program, chip, _kernels(deepest)), key=lambda cost: cost.pessimistic, reverse=True)
+    received = {one: one.rounds * one.received(target.chips_of_slice) for one in collectives(program)}
+    # What fsdp must exchange: the weights twice and the gradients once, in the activations' dtype. Then each
+    # gradient is averaged over the devices that hold the same shard of it, in float32.
+    sizes, n = experiment.parallel, target.chips_of_slice
+    fsdp = sizes.fsdp if sizes.strategy == "sharded" else 1
+    narrow = 0.5 if getattr(experiment.model, "dtype", None) == "bfloat16" else 1.0
+    needed = 3 * (1 - 1 / fsdp) * narrow * total["parameters", "sharded"]
+    needed += 2 * (1 - fsdp / n) * total["parameters", "device"]
     return StepPlan(
         target=str(target),
         n_chips=target.n_chips,
@@ -266,8 +274,14 @@ def _plan(
         memory_parts={**parts, "rest": total["memory",] - sum(parts.values())},
         buffers=deepest.buffers[:MAX_LISTED],
         exchanges=exchanges,
-        largest_exchanges=tuple(_largest_exchanges(program, target.chips_of_slice))[:MAX_LISTED],
-        needed_exchange=_needed(experiment, target, total),
+        largest_exchanges=tuple(
+            # Of JAX's own names, the last ones say which operation it is.
+            LargeExchange(
+                one.kind, each, one.rounds, ", ".join(one.shapes), "/".join(one.source.split("/")[-3:])
+            )
+            for one, each in sorted(received.items(), key=lambda item: -item[1])[:MAX_LISTED]
+        ),
+        needed_exchange=needed,
         between_slices=total["between slices",],
         between_slices_seconds=between,
         kinds=kinds,
@@ -287,14 +301,6 @@ def _plan(
     )
 
 
-def _largest_exchanges(program: Program, n_chips: int) -> Iterator[LargeExchange]:
-    found = {one: one.rounds * one.received(n_chips) for one in collectives(program)}
-    for one, received in sorted(found.items(), key=lambda item: -item[1]):
-        # Of JAX's own names, the last ones say which operation it is.
-        source = "/".join(one.source.split("/")[-3:])
-        yield LargeExchange(one.kind, received, one.rounds, ", ".join(one.shapes), source)
-
-
 def describe(experiment: Experiment, target: Target) -> str:
     """What a search varies, in words: layout, remat and batch."""
     remat = getattr(experiment.model, "remat", "none")
@@ -309,16 +315,3 @@ def describe_layout(experiment: Experiment, target: Target) -> str:
         return f"pmap over {n}"
     data = sizes.data or max(1, n // (sizes.fsdp * sizes.sequence))
     return f"data {data} x fsdp {sizes.fsdp} x sequence {sizes.sequence}"
-
-
-def _needed(experiment: Experiment, target: Target, total: Figures) -> float:
-    """Bytes that a chip must receive in a step from its slice, the shards of a sequence apart.
-
-    Under fsdp the weights twice and the gradients once, in the activations' dtype. Then each gradient is
-    averaged over the devices that hold the same shard of it, in float32.
-    """
-    sizes, n = experiment.parallel, target.chips_of_slice
-    fsdp = sizes.fsdp if sizes.strategy == "sharded" else 1
-    narrow = 0.5 if getattr(experiment.model, "dtype", None) == "bfloat16" else 1.0
-    gathered = 3 * (1 - 1 / fsdp) * narrow * total["parameters", "sharded"]
-    return gathered + 2 * (1 - fsdp / n) * total["parameters", "device"]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from hyena_jax.config import Experiment, ParallelConfig
+from hyena_jax.config import Experiment
 from hyena_jax.plan.compiling import DoesNotCompile, Limits, Unfinished
 from hyena_jax.plan.planning import StepPlan, describe, make_plan
 from hyena_jax.plan.targets import Target
@@ -61,7 +61,15 @@ def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> I
     model = experiment.model
     require("remat" not in axes or hasattr(model, "remat"), "search", "remat", "of axes that the model has")
     models = [model] if "remat" not in axes else [replace(model, remat=name) for name in REMATS]
-    layouts = [experiment.parallel] if "layout" not in axes else list(_layouts(experiment, target))
+    layouts = [experiment.parallel]
+    if (
+        "layout" in axes
+    ):  # and meshes whose fsdp is a slice, a fourth of it, or a fourth beside a sequence of 4
+        n, plain = target.chips_of_slice, replace(experiment.parallel, devices=None, data=None)
+        layouts = [replace(plain, strategy="pmap", fsdp=1, sequence=1)]
+        for fsdp, sequence in ((n, 1), (n // 4, 1), (n // 4, 4)):
+            if fsdp > 1 and n % (fsdp * sequence) == 0:
+                layouts.append(replace(plain, strategy="sharded", fsdp=fsdp, sequence=sequence))
     batch = experiment.data.batch_size
     batches = [batch] if "batch" not in axes else [round(batch * times) for times in BATCHES]
     splits, is_empty = [], True
@@ -82,12 +90,3 @@ def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> I
                 yield found
     must = f"a multiple of {min(splits)}, the shards of its rows times optimizer.accumulation_steps"
     require(not is_empty, "data.batch_size", batch, must)
-
-
-def _layouts(experiment: Experiment, target: Target) -> Iterator[ParallelConfig]:
-    """pmap; and meshes whose fsdp is a slice, a fourth of it, or a fourth beside a sequence of 4."""
-    n, plain = target.chips_of_slice, replace(experiment.parallel, devices=None, data=None)
-    yield replace(plain, strategy="pmap", fsdp=1, sequence=1)
-    for fsdp, sequence in ((n, 1), (n // 4, 1), (n // 4, 4)):
-        if fsdp > 1 and n % (fsdp * sequence) == 0:
-            yield replace(plain, strategy="sharded", fsdp=fsdp, sequence=sequence)

@@ -123,17 +123,13 @@ def main(config_file: str, target: str, n_slices: str, folder: str, *plugins: st
     return 0
 
 
-def _end_with_parent(folder: str) -> None:
-    """Ends with the parent, which keeps the standard input open; nobody else removes the folder then."""
+if __name__ == "__main__":
 
     def wait() -> None:
+        """Until the parent ends, which keeps the standard input open; nobody else removes the folder then."""
         os.read(sys.stdin.fileno(), 1)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(sys.argv[4], ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-if __name__ == "__main__":
-    _end_with_parent(sys.argv[4])
     sys.exit(main(*sys.argv[1:]))
