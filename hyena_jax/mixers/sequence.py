@@ -355,6 +355,7 @@ class Sequence:
         self, q: jax.Array, k: jax.Array, v: jax.Array, window: int | None = None, is_causal: bool = True
     ) -> jax.Array:
         """Softmax attention [B, T, H, d], to all keys or to the last `window` and the current one."""
+        require(window is None or window >= 1, "window in seq.attend", window, "at least 1, or None")
         method = self.forms.attention
 
         def whole() -> jax.Array:

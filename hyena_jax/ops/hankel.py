@@ -143,7 +143,7 @@ def in_groups(
     All results have C first; `channel_bytes` is the size per channel of the largest array the function makes.
     """
     cores = os.cpu_count() or 1
-    rows = max(1, min(GROUP_BYTES // channel_bytes, -(-len(taps) // cores)))
+    rows = max(1, min(GROUP_BYTES // max(1, channel_bytes), -(-len(taps) // cores)))
     groups = [taps[i : i + rows] for i in range(0, len(taps), rows)]
     # BLAS threads spin while they wait: on many small matrices they would take the cores from this pool.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(cores) as pool:

@@ -155,6 +155,7 @@ def test_a_state_that_grows_must_not_be_declared_unbounded():
             r"the shape of a in seq.recur must be \[\], \[C\] or of"),
         (lambda self, x, seq: seq.fir(x, jnp.ones((3, D))),
             rf"the shape of taps in seq.fir must be \[C, K\], K taps for each of the C={D} channels .* \(3,"),
+        (lambda self, x, seq: seq.attend(*[x[:, :, None]] * 3, 0), "window in seq.attend must be at least 1"),
         (lambda self, x, seq: seq.fir(x, jnp.ones(D)), rf"the shape of taps in seq.fir .*got \({D},\)"),
         (lambda self, x, seq: seq.fir(x, jnp.ones((D, 3)), jnp.ones((D, 1))),
             rf"the shape of bias in seq.fir must be \[C\], with C={D}, got \({D}, 1\)"),
