@@ -11,7 +11,7 @@ from rich.console import Console
 from whole_runs import evaluated, rows, saved, with_training
 
 from hyena_jax import models
-from hyena_jax.config import HyenaConfig, ShardsConfig
+from hyena_jax.config import HawkConfig, HyenaConfig, ShardsConfig
 from hyena_jax.data import prepare
 from hyena_jax.data.dataset import load
 from hyena_jax.data.tokenizers import BytesTokenizer
@@ -48,7 +48,9 @@ def on_shards(settings, sources):
         seq_len=16,
         batch_size=4,
     )
-    return dataclasses.replace(settings, data=data)
+    hawk = HawkConfig(reset_at_start=True)  # it has a short filter, too
+    model = dataclasses.replace(settings.model, pattern=(hawk,))
+    return dataclasses.replace(settings, model=model, data=data)
 
 
 @pytest.fixture(scope="module")
