@@ -67,8 +67,8 @@ def examples_of(experiment: Experiment, seq_len: tuple[int, ...], vocab_size: in
             experiment = dataset.complete(experiment)
             batch = dict(next(batches(dataset, data.batch_size, experiment.seed))[1])
             shape = batch["inputs"].shape
-            is_tokens = experiment.model.input_kind.is_tokens
-            length = shape[1] if is_tokens else getattr(experiment.model, "max_len", 1)
+            kind, most = experiment.model.input_kind, getattr(experiment.model, "max_len", None)
+            length = most if most and not kind.is_tokens else shape[1] if len(shape) > 1 else 1
             found = Examples(experiment, dataset.unit, {length: lambda: batch})
     require(not seq_len, "seq_len", seq_len, without)
     return found

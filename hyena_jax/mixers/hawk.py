@@ -86,9 +86,8 @@ class Hawk(Mixer):
         # needs no transposed copy, which XLA for CPUs makes slowly.
         u = seq.fir(self._blocks(u), self.short_taps, self.short_bias, axis=-2)
         _, i, a, scale = self._gates(u, seq)
-        starts = seq.starts(
-            of_rows=self.config.reset_at_start
-        )  # where FIR and recurrence forget by themselves
+        # Where FIR and recurrence forget by themselves.
+        starts = seq.starts(of_rows=self.config.reset_at_start)
         if starts is not None:
             scale = jnp.where(starts[..., None], 1, scale)
         u = seq.values(u, "HBTI")
