@@ -73,38 +73,33 @@ def fused_delta_rule(
         return delta_rule(*arrays, starts, chunk)
     size = max(SUBLANES, 1 << (min(chunk, length) - 1).bit_length())
     rule = Rule(log_a.ndim == 4, read is not None, write is not None, size)
-    is_there = [x is not None for x in (*arrays, starts)]
-    given = [x.astype(jnp.float32) for x in (*arrays, starts) if x is not None]
+    is_there = [x is not None for x in arrays]
+    given = [x.astype(jnp.float32) for x in arrays if x is not None]
 
-    def split(given: tuple) -> tuple[tuple, jax.Array | None]:
-        """The arrays, and where documents start, which is a float for the sake of derivatives."""
-        return (given, None) if starts is None else (given[:-1], given[-1] > 0)
-
-    def plain(*given: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rest, starts = split(given)
-        found = iter(rest)
-        return delta_rule(*(next(found) if one else None for one in is_there[:-1]), starts, chunk)
+    def plain(starts: jax.Array | None, *given: jax.Array) -> tuple[jax.Array, jax.Array]:
+        found = iter(given)
+        return delta_rule(*(next(found) if one else None for one in is_there), starts, chunk)
 
     @jax.custom_jvp
-    def kernel(*given: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return _forward(rule, *split(given), interpret)
+    def kernel(starts: jax.Array | None, *given: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return _forward(rule, given, starts, interpret)
 
     @kernel.defjvp
-    def _(given: tuple, given_dot: tuple) -> tuple:
-        found = kernel(*given)
+    def _(primals: tuple, tangents: tuple) -> tuple:
+        found = kernel(*primals)
         # The memories between the chunks are for `pull_back` alone, which is not differentiated.
-        return found, (*jax.jvp(plain, given, given_dot)[1], jnp.zeros_like(found[2]))
+        y_dot = jax.jvp(partial(plain, primals[0]), primals[1:], tangents[1:])[1]
+        return found, (*y_dot, jnp.zeros_like(found[2]))
 
-    def forward(*given: jax.Array) -> tuple[tuple, tuple]:
-        *y, memories = kernel(*given)
-        return tuple(y), (given, memories)
+    def forward(starts: jax.Array | None, *given: jax.Array) -> tuple[tuple, tuple]:
+        *y, memories = kernel(starts, *given)
+        return tuple(y), (starts, given, memories)
 
     def pull_back(residuals: tuple, y_bar: tuple) -> tuple:
-        given, memories = residuals
-        gradients = _backward(rule, *split(given), memories, y_bar, interpret)
-        return *gradients, *([] if starts is None else [jnp.zeros_like(given[-1])])
+        starts, given, memories = residuals
+        return tuple(_backward(rule, given, starts, memories, y_bar, interpret))
 
-    return own_derivative(forward, pull_back)(*given)
+    return own_derivative(forward, pull_back, starts)(*given)
 
 
 def _forward(
