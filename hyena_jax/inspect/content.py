@@ -199,13 +199,8 @@ def content(
         guesses = [_symbol(folder.encoding, token) for token in found.guess]
         body = page.losses(labels, found.nats, guesses, found.probability)
         paths = {of: folder / "sample.txt" for of, folder in runs.items()}  # of runs that ended with a text
-        body += page.samples(
-            {
-                of: decoded("sample", read_bytes("sample", p, MAX_BYTES), p)
-                for of, p in paths.items()
-                if p.exists()
-            }
-        )
+        read = {of: read_bytes("sample", path, MAX_BYTES) for of, path in paths.items() if path.exists()}
+        body += page.samples({of: decoded("sample", text, repr(str(paths[of]))) for of, text in read.items()})
     else:
         image = json_values.image(shown.inputs[0], experiment.model.patch_size)
         labels = tuple(str(i) for i in range(image["grid"][0] * image["grid"][1]))

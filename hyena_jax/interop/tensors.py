@@ -7,7 +7,7 @@ next to it, and symbolic links are refused. Nothing in a file is executed.
 import math
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,19 +199,25 @@ def read_orbax(folder: Path) -> dict[str, Tensor]:
     for path in folder.rglob("*"):
         _plain(path)
     try:
-        if (folder / OCDBT).exists():  # one database, or a folder for each array
-            store = ts.KvStore.open(_database(folder)).result()
-            keys = [key.decode(errors="replace").rpartition("/") for key in store.list().result()]
-            read = {name: store.read(f"{name}/{end}").result().value for name, _, end in keys if end == ARRAY}
-            about = {name: parse_json(text) for name, text in read.items()}
-        else:
-            paths = sorted(folder.glob(f"*/{ARRAY}"))
-            about = {path.parent.name: read_json("source", path) for path in paths}
+        about = dict(_zarr_metadata(folder))
         tensors = {name: _zarr_tensor(folder, name, values) for name, values in about.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:  # TensorStore's are ValueErrors
         raise UserError(f"{str(folder)!r} cannot be read: {printable(error)[:200]}", "source") from error
     require(len(tensors) > 0, "source", str(folder), "an Orbax checkpoint with arrays in zarr version 2")
     return tensors
+
+
+def _zarr_metadata(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What the checkpoint says about each array: in one database, or in a folder for each array."""
+    if (folder / OCDBT).exists():
+        store = ts.KvStore.open(_database(folder)).result()
+        for key in store.list().result():
+            name, _, end = key.decode(errors="replace").rpartition("/")
+            if end == ARRAY:
+                yield name, parse_json(store.read(key).result().value)
+    else:
+        for path in sorted(folder.glob(f"*/{ARRAY}")):
+            yield path.parent.name, read_json("source", path)
 
 
 def _database(folder: Path) -> dict[str, Any]:

@@ -227,7 +227,9 @@ def check_replicas(tree: Any, step: int) -> None:
         name = path_name(path)
         for shard in leaf.addressable_shards:
             whole = all(span == slice(None) for span in shard.index)
-            part = name if whole else f"{name}[{', '.join(map(_span, shard.index))}]"
+            ends = ((s.start, s.stop) for s in shard.index)
+            spans = ", ".join(":".join("" if end is None else str(end) for end in pair) for pair in ends)
+            part = name if whole else f"{name}[{spans}]"
             digest = hashlib.sha256(np.ascontiguousarray(shard.data)).hexdigest()[:32]
             ours.append((f"device {shard.device.id}", part, digest))
     first_seen: dict[str, tuple[str, str]] = {}
@@ -238,7 +240,3 @@ def check_replicas(tree: Any, step: int) -> None:
                 f"after step {step} the copies of {part} on {seen[0]} and {where} differ: memory or a device "
                 "is faulty; earlier checkpoints are not affected"
             )
-
-
-def _span(span: slice) -> str:
-    return f"{'' if span.start is None else span.start}:{'' if span.stop is None else span.stop}"

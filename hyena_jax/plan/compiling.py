@@ -144,9 +144,7 @@ def _read(folder: Path, seconds: float) -> Compiled:
     text = (folder / PROGRAM if ended else programs[0]).read_text()
     # The first table of the main memory: temporary buffers.
     row = r"^\s*[\d.]+[KMG]?i?B\(\s*\d+%\);\s*([\d.]+)([KMG]?i?B);\s*\d+;\s*\d+; (.*)$"
-    units, rows = (
-        {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
-        report.partition("Memory Space: vmem")[0],
-    )
-    buffers = ((int(float(n) * units[unit]), shapes) for n, unit, shapes in re.findall(row, rows, re.M))
+    units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    rows = re.findall(row, report.partition("Memory Space: vmem")[0], re.M)
+    buffers = ((int(float(n) * units[unit]), shapes) for n, unit, shapes in rows)
     return Compiled(facts, text, memory, tuple(sorted(buffers, reverse=True)), seconds)

@@ -248,13 +248,6 @@ def _plan(
     program = Program(deepest.text)
     found = sorted(costs(program, chip, _kernels(deepest)), key=lambda cost: cost.pessimistic, reverse=True)
     received = {one: one.rounds * one.received(target.chips_of_slice) for one in collectives(program)}
-    # What fsdp must exchange: the weights twice and the gradients once, in the activations' dtype. Then each
-    # gradient is averaged over the devices that hold the same shard of it, in float32.
-    sizes, n = experiment.parallel, target.chips_of_slice
-    fsdp = sizes.fsdp if sizes.strategy == "sharded" else 1
-    narrow = 0.5 if getattr(experiment.model, "dtype", None) == "bfloat16" else 1.0
-    needed = 3 * (1 - 1 / fsdp) * narrow * total["parameters", "sharded"]
-    needed += 2 * (1 - fsdp / n) * total["parameters", "device"]
     return StepPlan(
         target=str(target),
         n_chips=target.n_chips,
@@ -281,7 +274,7 @@ def _plan(
             )
             for one, each in sorted(received.items(), key=lambda item: -item[1])[:MAX_LISTED]
         ),
-        needed_exchange=needed,
+        needed_exchange=_needed(experiment, target, total),
         between_slices=total["between slices",],
         between_slices_seconds=between,
         kinds=kinds,
@@ -299,6 +292,19 @@ def _plan(
         forward_transforms=total["forward", "transforms"],
         peak=chip.flops,
     )
+
+
+def _needed(experiment: Experiment, target: Target, total: Figures) -> float:
+    """Bytes that a chip must receive in a step from its slice, the shards of a sequence apart.
+
+    Under fsdp the weights twice and the gradients once, in the activations' dtype. Then each gradient is
+    averaged over the devices that hold the same shard of it, in float32.
+    """
+    sizes, n = experiment.parallel, target.chips_of_slice
+    fsdp = sizes.fsdp if sizes.strategy == "sharded" else 1
+    narrow = 0.5 if getattr(experiment.model, "dtype", None) == "bfloat16" else 1.0
+    gathered = 3 * (1 - 1 / fsdp) * narrow * total["parameters", "sharded"]
+    return gathered + 2 * (1 - fsdp / n) * total["parameters", "device"]
 
 
 def describe(experiment: Experiment, target: Target) -> str:

@@ -62,9 +62,7 @@ def candidates(experiment: Experiment, target: Target, axes: Sequence[str]) -> I
     require("remat" not in axes or hasattr(model, "remat"), "search", "remat", "of axes that the model has")
     models = [model] if "remat" not in axes else [replace(model, remat=name) for name in REMATS]
     layouts = [experiment.parallel]
-    if (
-        "layout" in axes
-    ):  # and meshes whose fsdp is a slice, a fourth of it, or a fourth beside a sequence of 4
+    if "layout" in axes:  # pmap; fsdp over a slice, a fourth of it, and a fourth beside a sequence of 4
         n, plain = target.chips_of_slice, replace(experiment.parallel, devices=None, data=None)
         layouts = [replace(plain, strategy="pmap", fsdp=1, sequence=1)]
         for fsdp, sequence in ((n, 1), (n // 4, 1), (n // 4, 4)):

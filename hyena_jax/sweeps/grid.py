@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hyena_jax import config
 from hyena_jax.config import Experiment
@@ -53,7 +52,12 @@ def make_runs(
     for name, values in axes.items():
         is_several = isinstance(values, Iterable) and not isinstance(values, str)
         require(is_several, name, values, "a list of values")
-    axes = {name.removeprefix("--").replace("-", "_"): [*map(_text, values)] for name, values in axes.items()}
+    axes = {
+        name.removeprefix("--").replace("-", "_"): [
+            ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values
+        ]
+        for name, values in axes.items()
+    }
     has_two = VARIANT in axes and ":" in spec
     require(not has_two, "CONFIG", spec, f"without a variant if {VARIANT} is an axis of the grid")
     for name, values in axes.items():
@@ -82,10 +86,6 @@ def make_runs(
         seen.add(repr(run))
         runs[name] = run
     return runs
-
-
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def _experiment(base: Experiment, point: Mapping[str, str], flags: Sequence[str]) -> Experiment:

@@ -93,15 +93,7 @@ def check_run(
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"must be a folder, got the file {str(workdir)!r}", "workdir")
     _refuse_links(workdir)
-    is_text = isinstance(experiment.data, config.TextConfig)
-    for name in ("path", "validation_path") if is_text else ():  # the run's own files would be read as text
-        folder = getattr(experiment.data, name)
-        if folder is not None and Path(folder).is_dir():
-            inner, outer = workdir.resolve(), Path(folder).resolve()
-            is_inside = inner.is_relative_to(outer)
-            is_inside &= not any(part.startswith(".") for part in inner.parts[len(outer.parts) :])  # not read
-            must = f"outside of the folder data.{name} {folder!r}, whose files are read as text"
-            require(not is_inside, "workdir", str(workdir), must)
+    _refuse_inside_text(workdir, experiment.data)
     if not is_run:
         if workdir.is_dir() and not all(map(_is_unfinished, workdir.iterdir())):
             found = f"must be empty or a run's folder, but {str(workdir)!r} holds other files"
@@ -219,6 +211,18 @@ def _refuse_links(workdir: Path) -> None:
             if not (STEP_FOLDER.fullmatch(step) and is_whole):
                 others.append(path.name)
         require(not is_other_run and not others, "checkpoints", f"{checkpoints} -> {target}", allowed)
+
+
+def _refuse_inside_text(workdir: Path, data: config.DataConfig) -> None:
+    """Refuses a workdir in a folder whose files are all read as text, the run's own among them."""
+    for name in ("path", "validation_path") if isinstance(data, config.TextConfig) else ():
+        folder = getattr(data, name)
+        if folder is not None and Path(folder).is_dir():
+            inner, outer = workdir.resolve(), Path(folder).resolve()
+            is_inside = inner.is_relative_to(outer)
+            is_inside &= not any(part.startswith(".") for part in inner.parts[len(outer.parts) :])  # not read
+            must = f"outside of the folder data.{name} {folder!r}, whose files are read as text"
+            require(not is_inside, "workdir", str(workdir), must)
 
 
 def kept_encoding(workdir: Path, experiment: Experiment) -> Encoding | None:
