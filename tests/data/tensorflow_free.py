@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from importlib.util import find_spec
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,36 +17,25 @@ def needs_tensorflow(test: Callable) -> Callable:
     return pytest.mark.packages(_skip(test))
 
 
-class Split(list):
-    @property
-    def num_examples(self) -> int:
-        return len(self)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self))
-
-
-class FakeBuilder:
-    """A prepared data set of texts."""
-
-    def __init__(self, **splits: list[str]):
-        import tensorflow_datasets as tfds
-
-        features = {"text": tfds.features.Text()}
-        splits = {name: Split(texts) for name, texts in splits.items()}
-        self.info = SimpleNamespace(features=features, splits=splits, full_name="fake/1.0.0")
-
-    def is_prepared(self) -> bool:
-        return True
-
-    def as_data_source(self, split: str) -> list[dict]:
-        return [{"text": text.encode(), "label": 3} for text in self.info.splits[split]]
+def prepare_fake(monkeypatch, feature: str, value: Any, **splits: list[dict]) -> None:
+    """The data sets of every name are these splits of examples, whose only known feature has this value."""
+    sizes = {
+        name: SimpleNamespace(num_examples=len(split), num_bytes=sum(len(one[feature]) for one in split))
+        for name, split in splits.items()
+    }
+    info = SimpleNamespace(features={feature: value}, splits=sizes, full_name="fake/1.0.0")
+    ready = {"is_prepared": lambda: True, "as_data_source": lambda split: splits[split]}
+    monkeypatch.setattr("tensorflow_datasets.builder", lambda name, **_: SimpleNamespace(info=info, **ready))
 
 
-def prepare_fake(monkeypatch, **splits: list[str]) -> None:
-    """The data sets of every name are these splits."""
-    monkeypatch.setattr("tensorflow_datasets.builder", lambda name, **options: FakeBuilder(**splits))
+def prepare_texts(monkeypatch, **splits: list[str]) -> None:
+    """The data sets of every name are these splits of texts."""
+    import tensorflow_datasets as tfds
+
+    examples = {
+        name: [{"text": text.encode(), "label": 3} for text in texts] for name, texts in splits.items()
+    }
+    prepare_fake(monkeypatch, "text", tfds.features.Text(), **examples)
 
 
 WITHOUT_TENSORFLOW = """

@@ -3,11 +3,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from new_process import output_of
 from own_rows import joined
 
 from hyena_jax.config import DataConfig, Experiment, LanguageModelConfig, LoggingConfig, register
-from hyena_jax.data.dataset import Dataset, encoding_from_json, iterate, load
+from hyena_jax.data.dataset import Dataset, encoding_from_json, iterate, load, perplexity
 from hyena_jax.data.text import Corpus
 from hyena_jax.data.tokenizers import CharactersTokenizer, IdsTokenizer
 from hyena_jax.system.errors import UserError
@@ -16,23 +15,10 @@ TOKENS = np.arange(29, dtype=np.uint8)
 SEQ_LEN = 7
 
 
-def corpus(tokens, seq_len=SEQ_LEN):
+def corpus(tokens):
     """These tokens to train on and to evaluate on."""
     options = {"tokenizer": IdsTokenizer(9), "fingerprint": "", "source": ""}
-    return Corpus(train=tokens, held_out=tokens, seq_len=seq_len, **options)
-
-
-def test_windows_and_their_shift():
-    tokens = np.random.default_rng(0).integers(0, 50_000, 100).astype(np.uint16)
-    batch = corpus(tokens, seq_len=9).train_batches(5, seed=0)[3]
-    windows = {tuple(tokens[i : i + 10]) for i in range(91)}
-    assert batch.keys() == {"inputs", "targets"}
-    for inputs, targets in zip(batch["inputs"], batch["targets"], strict=True):
-        assert (*inputs, targets[-1]) in windows
-        np.testing.assert_array_equal(inputs[1:], targets[:-1])
-    for part in batch.values():
-        assert part.shape == (5, 9)
-        assert part.dtype == np.int32
+    return Corpus(train=tokens, held_out=tokens, seq_len=SEQ_LEN, **options)
 
 
 def test_closing_the_iterator_ends_its_thread():
@@ -46,28 +32,16 @@ def test_closing_the_iterator_ends_its_thread():
         assert not thread.is_alive()
 
 
-@pytest.mark.grid
-def test_an_open_iterator_does_not_hold_up_the_end_of_the_program():
-    code = (
-        "import numpy as np; from hyena_jax.data import own; from hyena_jax.data.dataset import iterate;"
-        "batches = iterate(own.from_tokens(np.arange(99), 8).train_batches(4, seed=0), 5);"
-        "print(next(batches)[0])"
-    )
-    assert output_of(code) == "5\n"
-
-
-@pytest.mark.parametrize("n_tokens", [2, 7, 8, 9, 15, 22, 23, 101, 113])
-@pytest.mark.parametrize("batch_size", [1, 3, 5])
+@pytest.mark.parametrize("n_tokens", [2, 8, 9, 23, 113])
+@pytest.mark.parametrize("batch_size", [1, 5])
 def test_evaluation_predicts_every_token_once(n_tokens, batch_size):
     tokens = np.random.default_rng(n_tokens).integers(1, 1000, n_tokens).astype(np.uint16)
     batches = list(corpus(tokens).eval_batches(batch_size))
     assert len(batches) == -(-corpus(tokens).n_eval_rows() // batch_size)
+    shape = (batch_size, SEQ_LEN)
+    forms = {"inputs": (shape, np.int32), "targets": (shape, np.int32), "weights": (shape, np.float32)}
     for batch in batches:
-        assert {name: (part.shape, part.dtype) for name, part in batch.items()} == {
-            "inputs": ((batch_size, SEQ_LEN), np.int32),
-            "targets": ((batch_size, SEQ_LEN), np.int32),
-            "weights": ((batch_size, SEQ_LEN), np.float32),
-        }
+        assert {name: (part.shape, part.dtype) for name, part in batch.items()} == forms
     inputs, targets, weights = joined(batches).values()
     assert set(np.unique(weights)) <= {0, 1}
     np.testing.assert_array_equal(targets[weights == 1], tokens[1:])
@@ -125,33 +99,25 @@ def test_what_is_not_a_data_set_is_refused_in_one_line(own_parts):
         n_train_rows = n_held_out_rows = 3
         fingerprint = "unread"
 
-    class Endless(Squares):
-        def __init__(self):
-            self.n_train_rows = None
-
     class Whole(Dataset):
         """Data that only make batches need neither rows nor their numbers."""
 
         fingerprint, train_batches, eval_batches = "whole", None, None
 
-    class Nameless(Whole):
-        def __dir__(self):
-            return [name for name in super().__dir__() if name != "fingerprint"]
-
     def loaded(made):
         register("squares", SquaresConfig, lambda config, encoding: made)
         return load(SquaresConfig())
 
-    for made in (Endless(), Whole()):
-        assert loaded(made) is made
+    whole = Whole()
+    assert loaded(whole) is whole
     for made, message in (
         (ByHand(), "must be a hyena_jax.data.dataset.Dataset, got 'ByHand'"),
-        (None, "must be a hyena_jax.data.dataset.Dataset, got 'NoneType'"),
-        (
-            Unread(),
-            "must be a Dataset with fingerprint, train_rows, .*'Unread without train_rows, held_out_rows'",
-        ),
-        (Nameless(), "must be a Dataset with fingerprint, got 'Nameless without fingerprint'"),
+        (Unread(), "must be a Dataset with fingerprint, .*'Unread without train_rows, held_out_rows'"),
     ):
         with pytest.raises(UserError, match=f"what SquaresConfig loads {message}"):
             loaded(made)
+
+
+def test_perplexity_overflows_to_a_number():
+    assert perplexity(0.0) == 1.0
+    assert perplexity(1e6) == pytest.approx(1.0142320547350045e304)

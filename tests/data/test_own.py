@@ -90,9 +90,7 @@ def test_batches_start_where_a_loop_of_one_s_own_says():
 
 
 def test_an_iterator_without_a_state_is_refused():
-    message = (
-        r"an iterator with get_state\(\) and set_state\(state\), so that a run resumes exactly; got generator"
-    )
+    message = r"an iterator with get_state\(\) and set_state\(state\), .*; got generator"
     with pytest.raises(UserError, match=message):
         own.from_rows((row for row in Source()), ARRAYS)
     with pytest.raises(UserError, match="held_out must be given with an iterator"):
@@ -104,7 +102,7 @@ def test_an_iterator_without_a_state_is_refused():
         stream.restore(None)
 
 
-LANGUAGE_MODEL = LanguageModelConfig(d_model=8, max_len=8)
+LANGUAGE_MODEL = LanguageModelConfig()
 
 
 def experiment(model=LANGUAGE_MODEL, inputs="tokens", **options) -> Experiment:
@@ -118,12 +116,6 @@ def test_the_model_takes_its_sizes_from_the_data():
     told = own.from_rows(Source(), encoding=IdsTokenizer(12))
     assert told.complete(experiment()).model.vocab_size == 12
     assert own.from_rows(Source(), sizes={"vocab_size": 10}).complete(experiment()).model.vocab_size == 10
-    with pytest.raises(UserError, match="model.vocab_size must be at least the data's 9, got 5"):
-        own.from_rows(ARRAYS).complete(experiment(dataclasses.replace(LANGUAGE_MODEL, vocab_size=5)))
-    with pytest.raises(
-        UserError, match=r"inputs of a row must be at most model.max_len=4 tokens \(or .*\), got \(5,\)"
-    ):
-        own.from_rows(ARRAYS).complete(experiment(dataclasses.replace(LANGUAGE_MODEL, max_len=4)))
     with pytest.raises(UserError, match="logging.sample_prompt must be None with data without a tokenizer"):
         own.from_rows(ARRAYS).complete(experiment(logging=LoggingConfig(sample_prompt="1")))
     with pytest.raises(UserError, match="inputs of Mine must be 'images', as its load says, got 'tokens'"):
@@ -145,7 +137,6 @@ def test_images_with_labels():
     assert (batch["targets"].dtype, batch["targets"].shape) == (np.int32, (4,))
     np.testing.assert_array_equal(next(rows.eval_batches(2))["inputs"][..., 0], floats[18:])
     for images, classes, message in (
-        (pixels[0], labels, r"images must be uint8 or floating point \[n, H, W, C\]"),
         (pixels, labels[:3], r"labels of images must be integers \[20\], got 'int64\[3\]'"),
         (pixels, labels - 1, "labels of images must be at least 0, got -1"),
         (np.int32(pixels), labels, r"images must be uint8 or floating point .* got 'int32"),
@@ -164,16 +155,10 @@ def test_tokens_in_windows():
     assert letters.tokenizer.decode(letters.prompt(None)[:3]) == "gab"
     sums = {"count": 2.0, "nats": 2.0, "correct": 1.0, "probability": 1.0}
     assert data.metrics(sums) == {"perplexity": pytest.approx(np.e), "accuracy": 0.5, "probability": 0.5}
-    for wrong, options, message in (
-        (np.float32(tokens), {}, r"tokens must be a one-dimensional array.* got 'float32\[100\]'"),
-        (tokens.reshape(10, 10), {}, r"tokens must be a one-dimensional array"),
-        (tokens - 1, {}, "tokens to train on must be ids, at least 0, got -1"),
-        (tokens[:20], {}, "the held-out stream of tokens is too short: 2 tokens, and seq_len=8"),
-        (tokens[:0], {}, "tokens must be not empty"),
-        (tokens, {"tokenizer": CharactersTokenizer("abc")}, "must be ids below the vocabulary's size 3"),
-    ):
-        with pytest.raises(UserError, match=message):
-            own.from_tokens(wrong, 8, **options)
+    with pytest.raises(UserError, match=r"tokens must be a one-dimensional array.* got 'float32\[100\]'"):
+        own.from_tokens(np.float32(tokens), 8)
+    with pytest.raises(UserError, match="must be ids below the vocabulary's size 3"):
+        own.from_tokens(tokens, 8, tokenizer=CharactersTokenizer("abc"))
 
 
 def test_fingerprints_tell_data_apart():
@@ -221,11 +206,7 @@ def test_a_tokenizer_of_a_class_of_ones_own_is_refused():
         ({**ARRAYS, "mask": WEIGHTS}, "a row must be a dict with inputs"),
         ({**ARRAYS, "weights": WEIGHTS[:, :2]}, r"weights of a row must be of the shape \(5,\)"),
         ({**ARRAYS, "weights": WEIGHTS - 1}, "weights must be finite and at least 0, got -1.0"),
-        ({**ARRAYS, "weights": WEIGHTS * np.nan}, "weights must be finite"),
-        (
-            {**ARRAYS, "weights": WEIGHTS + 1, "targets": WINDOWS[:, 1:] - 1},
-            "targets (of a row )?must be at least 0",
-        ),
+        ({**ARRAYS, "weights": WEIGHTS + 1, "targets": WINDOWS[:, 1:] - 1}, "targets.* must be at least 0"),
         ({**ARRAYS, "inputs": WINDOWS[:, 1:] - 1}, "inputs (of a row )?must be at least 0, got -1"),
         ({**ARRAYS, "inputs": WINDOWS[:, 1:] * 0.5}, "inputs of a row must be integers, the ids of tokens"),
         ({**ARRAYS, "targets": WINDOWS.astype(str)}, "targets of a row must be integers or floating point"),

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from tensorflow_free import prepare_fake
+from tensorflow_free import prepare_texts
 from test_tokenizers import trained_bpe
 
 from hyena_jax.cli.commands import run
@@ -106,18 +107,10 @@ def test_a_call_that_stops_is_continued(lines, tmp_path):
     made(lines, tmp_path / "whole")
     calls = len([name for name in content(tmp_path / "whole") if name.startswith("part-")])
 
-    for _ in range(5):
-
-        def stop_at_the_second(n_bytes, n_tokens, seen=[]):  # noqa: B006
-            seen += [1] if n_tokens else []
-            if len(seen) == 3:
-                raise KeyboardInterrupt
-
-        try:
-            made(lines, tmp_path / "stopped", progress=stop_at_the_second)
-        except KeyboardInterrupt:
-            continue
     assert calls > 5
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            made(lines, tmp_path / "stopped", progress=Mock(side_effect=[None, None, KeyboardInterrupt]))
     made(lines, tmp_path / "stopped")
     assert content(tmp_path / "stopped") == content(tmp_path / "whole")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "stopped").glob("shard-*")}
@@ -179,7 +172,7 @@ def test_every_kind_of_input_holds_the_same_documents(lines, tmp_path):
     assert len(index.shards) == 5  # one for each group of rows
 
 
-def test_parquet_files_of_other_text_or_columns_or_with_a_damaged_end(tmp_path):
+def test_parquet_files_of_other_text_or_columns(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, out = tmp_path / "a.parquet", tmp_path / "out"
     latin = pyarrow.array([b"caf\xe9"], pyarrow.binary()).view(pyarrow.string())
@@ -187,14 +180,10 @@ def test_parquet_files_of_other_text_or_columns_or_with_a_damaged_end(tmp_path):
     refused("group 0 of '.*a.parquet' cannot be read: 'utf-8' codec", str(path), out)
     parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), path)
     refused("field must be one column of .*: text, text, got 'text'", str(path), tmp_path / "other")
-    data = bytearray(path.read_bytes())
-    data[-40:-8] = b"\xff" * 32
-    path.write_bytes(data)
-    refused("a.parquet' is not a Parquet file", str(path), tmp_path / "third")
 
 
 def test_a_split_of_tensorflow_datasets_holds_the_same_documents(lines, tmp_path, monkeypatch):
-    prepare_fake(monkeypatch, train=TEXTS, test=["a", "b"])
+    prepare_texts(monkeypatch, train=TEXTS, test=["a", "b"])
     monkeypatch.setattr(documents, "TFDS_SPAN", 77)
     index = made(lines, tmp_path / "out")
     expected = tokens_of(tmp_path / "out", index.shards)
@@ -305,18 +294,6 @@ def test_the_same_command_notices_a_description_that_was_edited(lines, tmp_path)
     refused("part-00001.json is damaged: .*; remove it and prepare again", lines, out)
 
 
-def test_an_input_that_was_changed_in_place_is_another_input(lines, tmp_path):
-    made(lines, tmp_path / "out")
-    before = content(tmp_path / "out")
-    status = os.stat(lines)
-    os.utime(lines, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    refused("other settings: the times at which inputs were changed; give a new", lines, tmp_path / "out")
-    assert content(tmp_path / "out") == before
-    plan = tmp_path / "out" / "plan.json"  # as an earlier version wrote it
-    plan.write_text(json.dumps({k: v for k, v in json.loads(plan.read_text()).items() if k != "times"}))
-    made(lines, tmp_path / "out")
-
-
 def test_of_two_commands_that_begin_at_the_same_moment_one_is_refused(lines, tmp_path, monkeypatch):
     sizes = Objects.sizes
 
@@ -333,18 +310,11 @@ def test_of_two_commands_that_begin_at_the_same_moment_one_is_refused(lines, tmp
     made(lines, tmp_path / "out", eos=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("\\ud800", r"index.json is not an index of shards: name is '\\ud800'"),
-        ("first", "first.bin is missing, but its index says [0-9a-f]*$"),
-    ],
-)
-def test_an_index_with_other_names(lines, tmp_path, name, message):
+def test_an_index_with_a_wrong_name(lines, tmp_path):
     made(lines, tmp_path / "out", held_out=0.0, part_size=10**6)
     path = tmp_path / "out" / "index.json"
-    path.write_text(path.read_text().replace("shard-00000", name))
-    with pytest.raises(UserError, match=message):
+    path.write_text(path.read_text().replace("shard-00000", "\\ud800"))
+    with pytest.raises(UserError, match=r"index.json is not an index of shards: name is '\\ud800'"):
         prepare.verify(str(tmp_path / "out"), 1, no_progress)
 
 
@@ -365,29 +335,13 @@ def test_the_command_says_speed_time_left_and_how_to_train(lines, tmp_path, caps
     assert "so few documents that none is held out by --held-out 0.001: raise it" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("output", ["s3://bucket/x", "file/x", "nowhere"])
-def test_an_output_that_cannot_be_a_folder_is_wrong_input(lines, tmp_path, monkeypatch, output):
-    monkeypatch.chdir(tmp_path)
-    Path("file").write_text("")
-    Path("nowhere").symlink_to("absent")
-    with pytest.raises(UserError, match="^output must be a folder (on this machine|that can be written)"):
-        made(lines, output)
-    assert sorted(os.listdir()) == ["docs.jsonl", "file", "nowhere"]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"eos": 256}, "eos must be an id of the vocabulary, below 256, got 256"),
-        (
-            {"eos": "ab"},
-            r"eos must be an id below 256, or the text of one token \(this is 2: \[97, 98\]\); b",
-        ),
+        ({"eos": "ab"}, r"eos must be .*, or the text of one token \(this is 2: \[97, 98\]\); b"),
         ({"held_out": 0.7}, r"held_out must be in \[0, 0.5\]"),
-        (
-            {"field": "body"},
-            "field must be a key of every document, but .*docs.jsonl, byte 0 is an object wi",
-        ),
+        ({"field": "body"}, "field must be a key of every document, but .*docs.jsonl, byte 0 is an object"),
         ({"field": "id"}, "field must be a text, but in .* it is int"),
         ({"inputs": ["nowhere.txt"]}, "INPUT must be a file, a folder, or tfds:NAME, got 'nowhere.txt'"),
     ],
@@ -396,13 +350,19 @@ def test_wrong_settings_are_one_line(lines, tmp_path, options, message):
     refused(message, **{"inputs": lines, "output": tmp_path / "out", **options})
 
 
+@pytest.mark.parametrize("output", ["s3://bucket/x", "docs.jsonl/x"])
+def test_an_output_that_cannot_be_a_folder_is_wrong_input(lines, tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    refused("^output must be a folder (on this machine|that can be written)", lines, output)
+    assert os.listdir() == ["docs.jsonl"]
+
+
 PACKED = gzip.compress(b'{"text": "abc"}\n', mtime=0)
 
 
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.txt", "ab".encode("utf-16"), "a.txt looks like UTF-16: convert it to UTF-8"),
         ("a.txt", b"abc\xff", "must hold UTF-8 text, but .*a.txt, byte 0 has byte 0xff at offset 3"),
         ("a.jsonl", b'{"text": "a"}\n{"text"', "a.jsonl, byte 14: not JSON"),
         ("a.jsonl", b"[1]\n", "field must be a key of every document, but .* is list"),
@@ -428,15 +388,14 @@ def test_documents_that_are_all_empty(tmp_path):
         run([*given, "--workers", "1"])
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_a_line_of_json_has_a_limit(tmp_path, monkeypatch, name):
+def test_a_line_of_json_has_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "MAX_DOCUMENT", 99)
     line = json.dumps({"text": "a" * 87}).encode() + b"\n"
     assert len(line) == 100
-    path, pack = tmp_path / name, gzip.compress if name.endswith("gz") else bytes
-    path.write_bytes(pack(2 * line.replace(b"a", b"", 1)))
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(2 * line.replace(b"a", b"", 1))
     made(str(path), tmp_path / "out")
-    path.write_bytes(pack(2 * line))
+    path.write_bytes(2 * line)
     message = "byte 0 must be a line of at most 99 bytes, got 'a longer one'"
     refused(message, str(path), tmp_path / "other")
 
@@ -465,14 +424,20 @@ def test_a_worker_that_is_killed_is_one_line_and_bytes_do_not_depend_on_the_work
 
 
 def test_other_shards_and_other_files_are_left_alone(lines, tmp_path):
-    made(lines, tmp_path / "out")
-    before = content(tmp_path / "out")
-    message = "holds shards of other settings: eos, held_out; give a new folder"
-    refused(message, lines, tmp_path / "out", eos=1, held_out=0.2)
+    out = tmp_path / "out"
+    made(lines, out)
+    before, plan = content(out), out / "plan.json"
+    refused("other settings: eos, held_out; give a new folder", lines, out, eos=1, held_out=0.2)
+    status = os.stat(lines)
+    os.utime(lines, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    refused("other settings: the times at which inputs were changed; give a new", lines, out)
+    assert content(out) == before
+    # As an earlier version wrote it.
+    plan.write_text(json.dumps({k: v for k, v in json.loads(plan.read_text()).items() if k != "times"}))
+    made(lines, out)
     with Path(lines).open("a") as file:
         file.write('{"text": "more"}\n')
-    refused("other settings: inputs or their sizes", lines, tmp_path / "out")
-    assert content(tmp_path / "out") == before
+    refused("other settings: inputs or their sizes", lines, out)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("mine")
     refused("output must be a new or empty folder", lines, tmp_path / "other")
@@ -485,7 +450,7 @@ def test_other_shards_and_other_files_are_left_alone(lines, tmp_path):
         (["a.txt", "--tokenizer", "bytes"], "--output must be given"),
         (["a.txt", "--tokenizer", "bytes", "--output", ""], "--output must be"),
         (["--output", "o", "--tokenizer", "bytes"], "INPUT must be files, folders"),
-        (["a.txt", "--output", "o"], "tokenizer_path must be given exactly when tokenizer is"),
+        (["a.txt", "--output", "o"], "--tokenizer-path must be given exactly when tokenizer is"),
         ([".", "--output", "o", "--tokenizer", "bytes"], "--output must be outside of INPUT '.', which wo"),
         (["a.txt", "--output", "o", "--verify"], "INPUT must be left out with --verify"),
         (["--output", "nowhere", "--verify"], "index.json does not exist: the command that wrote"),
@@ -496,5 +461,5 @@ def test_wrong_command_lines(flags, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
         run(["prepare", *flags])
-    assert message.replace("tokenizer_path", "--tokenizer-path") in str(caught.value)
+    assert message in str(caught.value)
     assert list(tmp_path.iterdir()) == []

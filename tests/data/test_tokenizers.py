@@ -67,7 +67,7 @@ def streamed(tokenizer, parts):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 60), max_size=5))
-@settings(deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True, max_examples=40)
 def test_round_trip_of_texts_and_of_tokenizers_at_once_and_in_parts(kind, text, cuts):
     tokenizer = build(kind, text)
     ids = tokenizer.encode(text)
@@ -77,7 +77,7 @@ def test_round_trip_of_texts_and_of_tokenizers_at_once_and_in_parts(kind, text, 
     assert tokenizer.decode(ids) == tokenizer.decode(ids.tolist()) == text
     again = tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
     assert again == tokenizer
-    assert (again.kind, again.vocab_size) == (kind, tokenizer.vocab_size)
+    assert again.kind == kind
     np.testing.assert_array_equal(again.encode(text), ids)
     before, whole = streamed(tokenizer, np.split(ids, sorted(cuts)))
     assert text.startswith(before)
@@ -86,7 +86,7 @@ def test_round_trip_of_texts_and_of_tokenizers_at_once_and_in_parts(kind, text, 
 
 @pytest.mark.parametrize("tokenizer", [BytesTokenizer(), BPE], ids=["bytes", "bpe"])
 @given(data=st.data())
-@settings(deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True, max_examples=40)
 def test_a_stream_of_arbitrary_ids_equals_decode(tokenizer, data):
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1)))
     assert streamed(tokenizer, [[i] for i in ids])[1] == tokenizer.decode(ids)
@@ -122,7 +122,8 @@ def test_a_prompt_that_ends_within_a_character_is_no_part_of_what_follows():
     assert StopTexts(BPE, ("\n",)).watch(np.array(ids[:n]))(ids[n:]) is None
 
 
-def test_a_continuation_of_ids_begins_without_a_space():
+def test_a_continuation_shows_a_character_that_it_does_not_finish_and_begins_without_a_space():
+    assert decode_after(BytesTokenizer(), [65], [66, 0xC3]) == "B\ufffd"
     assert decode_after(IdsTokenizer(9), [1, 2], [3, 4]) == "3 4"
 
 
@@ -163,24 +164,17 @@ def test_bpe_vocabulary_counts_gaps_and_added_tokens():
     assert tokenizer.vocab_size == max(model.get_vocab().values()) + 1
 
 
-def test_bpe_ignores_the_limits_of_the_file():
+def test_bpe_of_a_file_keeps_special_tokens_and_ignores_limits(tmp_path):
+    path = tmp_path / "tokenizer.json"
     model = tokenizers.Tokenizer.from_str(BPE.definition)
     model.enable_truncation(3)
     model.enable_padding(length=500)
-    np.testing.assert_array_equal(BpeTokenizer(model.to_str()).encode(SAMPLE), BPE.encode(SAMPLE))
-
-
-def test_bpe_keeps_special_tokens():
-    text = "a<|end|>b"
-    assert BPE.decode(BPE.encode(text)) == text
-
-
-def test_bpe_of_a_file(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    MODEL.save(str(path))
+    model.save(str(path))
     tokenizer = build_tokenizer(TextConfig(tokenizer="bpe", tokenizer_path=str(path)), "unused")
     assert tokenizer == BpeTokenizer(path.read_text(encoding="utf-8"))
-    np.testing.assert_array_equal(tokenizer.encode(SAMPLE), MODEL.encode(SAMPLE).ids)
+    text = f"{SAMPLE}<|end|>b"
+    np.testing.assert_array_equal(tokenizer.encode(text), MODEL.encode(text).ids)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 WITH_UNK = of_letters({"[UNK]": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")], unk_token="[UNK]")
@@ -233,6 +227,7 @@ def changed(**parts):
         (changed(model=WORKS["model"] | {"vocab": {}, "merges": []}), "at least one piece"),
         (changed(model=WORKS["model"] | {"vocab": {"a": 2**31}, "merges": []}), "largest id"),
         (changed(model=WORKS["model"] | {"continuing_subword_prefix": "##"}), "slice index"),
+        (changed(model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}), "but WordLevel"),
         (changed(pre_tokenizer={"type": "FixedLength", "length": 0}), "chunk size"),
         (changed(decoder={"type": "Strip", "content": "a", "start": 5, "stop": 5}), "index out"),
         (b"\xff", "utf-8"),
@@ -246,12 +241,6 @@ def test_wrong_tokenizer_file(tmp_path, content, reason, capfd):
         tokenizer = build_tokenizer(TextConfig(tokenizer="bpe", tokenizer_path=str(path)), "text")
         tokenizer.decode(tokenizer.encode("a"))
     assert capfd.readouterr() == ("", "")  # a panic of the library writes to file descriptor 2
-
-
-def test_a_tokenizer_that_is_not_byte_pair():
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
-    with pytest.raises(UserError, match="not a byte-pair tokenizer but WordLevel"):
-        BpeTokenizer(model.to_str())
 
 
 @pytest.mark.parametrize(
@@ -332,7 +321,3 @@ def test_texts_to_train_on_begin_with_bos(tmp_path):
     assert found["bits_per_byte"] == pytest.approx(corpus.n_held_out / corpus.held_out_bytes)
     with pytest.raises(UserError, match="bos must be None without tokenizer_path"):
         TextConfig(bos=2)
-
-
-def test_a_character_that_a_continuation_does_not_finish_is_shown():
-    assert decode_after(BytesTokenizer(), [65], [66, 0xC3]) == "B\ufffd"

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -34,16 +35,11 @@ for dtype, rows in ((np.float32, 32_769), (np.float64, 16_385)):
 """
 
 
-def python(*arguments, without=(), timeout=None, **variables):
+def python(*arguments, without=(), **variables):
     """A process of its own in this environment, with other variables."""
     environment = {name: value for name, value in os.environ.items() if name not in without}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    command, environment = [sys.executable, *arguments], {**environment, **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def test_nothing_is_said_of_writes_that_a_full_disk_left_undone():
@@ -54,30 +50,21 @@ def test_nothing_is_said_of_writes_that_a_full_disk_left_undone():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.grid
 def test_the_installed_jax_multiplies_and_sums_right():
     """In a process without the tests' flags, which lower XLA's optimization."""
     done = python("-c", PRODUCT_AND_SUM, XLA_FLAGS="", JAX_ENABLE_COMPILATION_CACHE="false")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        pytest.param(
-            {"JAX_PLATFORMS": "nonsense"},
-            "JAX cannot start its devices .*asks for JAX_PLATFORMS=nonsense",
-            marks=pytest.mark.wide,
-        ),
-        *(
-            pytest.param(*case, marks=pytest.mark.grid)
-            for case in (
-                ({"XLA_FLAGS": "--nonsense=1"}, "XLA_FLAGS must hold .*'--nonsense=1'.*Unknown flag"),
-                ({"JAX_NUM_CPU_DEVICES": "0"}, "JAX cannot start its devices .*JAX_NUM_CPU_DEVICES=0"),
-                ({"JAX_ENABLE_X64": "x"}, "JAX cannot be imported .*JAX_ENABLE_X64"),
-                ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=x"}, "XLA_FLAGS must .*interpret value x"),
-                ({"JAX_DISABLE_JIT": "1"}, "JAX_DISABLE_JIT=True is a setting for debugging"),
-            )
-        ),
+        ({"JAX_PLATFORMS": "nonsense"}, "JAX cannot start its devices .*asks for JAX_PLATFORMS=nonsense"),
+        ({"XLA_FLAGS": "--nonsense=1"}, "XLA_FLAGS must hold .*'--nonsense=1'.*Unknown flag"),
+        ({"JAX_ENABLE_X64": "x"}, "JAX cannot be imported .*JAX_ENABLE_X64"),
+        ({"JAX_DISABLE_JIT": "1"}, "JAX_DISABLE_JIT=True is a setting for debugging"),
     ],
 )
 def test_an_environment_that_jax_cannot_start_in_is_one_line(tmp_path, variables, message):
@@ -135,25 +122,6 @@ def test_flags_are_tried_once_for_each_jaxlib(monkeypatch, tmp_path):
     assert len(tried) == 5
 
 
-FFTS = """
-import time, jax, jax.numpy as jnp
-@jax.jit
-def convolve(inputs):
-    spectra = [jnp.fft.rfft(jnp.sin(u) * (i + 1), 512) for i, u in enumerate(inputs)]
-    return sum(jnp.cos(jnp.fft.irfft(spectrum**2, 512)) for spectrum in spectra)
-inputs = [jax.random.normal(jax.random.key(i), (4, 256, 256)) for i in range(8)]
-begin = time.monotonic()
-while time.monotonic() - begin < 5:
-    convolve(inputs).block_until_ready()
-"""
-
-
-@pytest.mark.faults
-def test_independent_ffts_of_one_program_end():
-    """jaxlib 0.11.2 stands still in them."""
-    assert python("-c", FFTS, without=["XLA_FLAGS"], timeout=120).returncode == 0
-
-
 def test_help_needs_no_right_jaxlib(wrong_jaxlib, capsys):
     assert cli.main(["generate", "--help"]) == 0
     assert "--prompt" in capsys.readouterr().out
@@ -184,16 +152,12 @@ def cache_folder(notes=()) -> Path | None:
     return None if folder is None else Path(folder)
 
 
-def test_programs_are_kept_in_the_users_cache(no_cache_yet, tmp_path):
+def test_programs_are_kept_in_the_users_cache_apart_by_numbers_of_cpus(no_cache_yet, monkeypatch, tmp_path):
     folder = cache_folder()
-    assert folder.parent == tmp_path / "cache" / "hyena_jax"
+    assert folder == tmp_path / "cache" / "hyena_jax" / f"{len(os.sched_getaffinity(0))}_cpus"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert jax.config.jax_compilation_cache_max_size == 256 * 2**20
     assert cache_folder() == folder
-
-
-def test_programs_for_other_numbers_of_cpus_are_kept_apart(no_cache_yet, monkeypatch):
-    assert cache_folder().name == f"{len(os.sched_getaffinity(0))}_cpus"
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(96)))
     assert cache_folder().name == "96_cpus"
@@ -227,9 +191,7 @@ def test_what_the_user_set_in_jax_stays(no_cache_yet, monkeypatch, tmp_path):
     assert jax.config.jax_compilation_cache_max_size == -1
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     assert cache_folder() == tmp_path
-
-
-def test_a_cache_that_jax_turned_off_stays_off(no_cache_yet):
+    jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         assert cache_folder() is None
@@ -245,11 +207,9 @@ def test_a_folder_that_cannot_be_used_is_one_note(no_cache_yet, monkeypatch, tmp
     cache_folder().chmod(0o777)
     jax.config.update("jax_compilation_cache_dir", None)
     assert cache_folder(["is writable by other users"]) is None
-
-
-def test_no_home_is_one_note(no_cache_yet, monkeypatch):
+    monkeypatch.delenv(startup.CACHE_VARIABLE)
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home directory")))
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
     assert cache_folder(["no home directory"]) is None
 
 
@@ -262,33 +222,26 @@ def test_entries_that_were_cut_off_are_removed(no_cache_yet):
     assert sorted(path.name for path in folder.iterdir()) == ["whole-atime", "whole-cache"]
 
 
-# Values and gradients of a program compiled without the cache, compiled and written to it, loaded from it,
-# and recompiled because the entry was damaged.
+# A program compiled without the cache, compiled and written to it, loaded from it, and recompiled because the
+# entry was damaged.
 THE_SAME_BITS = """
 import pathlib
 import jax, jax.numpy as jnp, numpy as np
 from hyena_jax.system import startup
-from hyena_jax.ops.long_conv import fft_conv, long_conv
 
-u, h = np.random.default_rng(0).normal(size=(2, 32, 257)).astype(np.float32)
-
-def loss(u, h):
-    return jnp.sum(jnp.tanh(long_conv(u, h, method=fft_conv)))
+x = np.random.default_rng(0).normal(size=(32, 257)).astype(np.float32)
 
 def bits():
     jax.clear_caches()
-    leaves = jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1)))(u, h))
-    return [np.asarray(leaf).tobytes() for leaf in leaves]
+    return np.asarray(jax.jit(lambda x: jnp.tanh(x @ x.T))(x)).tobytes()
 
 plain = bits()
 startup.keep_compiled_programs(print)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-folder = pathlib.Path(jax.config.jax_compilation_cache_dir)
 assert bits() == plain
-entries = list(folder.glob("jit_loss-*-cache"))
-assert len(entries) == 1
+(entry,) = pathlib.Path(jax.config.jax_compilation_cache_dir).glob("jit__lambda*-cache")
 assert bits() == plain
-entries[0].write_bytes(entries[0].read_bytes()[:100])
+entry.write_bytes(entry.read_bytes()[:100])
 assert bits() == plain
 """
 

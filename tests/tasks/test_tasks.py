@@ -55,7 +55,6 @@ ODD = [
     ("modular_addition", ModularAdditionConfig(modulus=2)),
     ("permutation_words", PermutationWordsConfig(group="s5", seq_len=7)),
     ("permutation_words", PermutationWordsConfig(group="a5", seq_len=7)),
-    ("permutation_words", PermutationWordsConfig(group="a4", seq_len=7)),
     ("majority", MajorityConfig(seq_len=9)),
     ("counting", CountingConfig(n_ids=2, seq_len=31, cap=4)),
     ("addition", AdditionConfig(n_digits=1)),
@@ -137,27 +136,11 @@ def test_training_on_all_tokens_predicts_the_next_and_holds_the_answer():
         assert scored(only) == SOLUTIONS[name](only.inputs.tolist(), config)
 
 
-# The rows drawn from the published code, or by hand.
+# Rows that the published code drew: they fix conventions that the solutions share with the package.
 DRAWN = [
-    ("recall", RecallConfig(10, 10), "3 6 1 7 4 8 3 6 4 8 9 1", {11: 7}),
-    ("mqar", MQARConfig(12, 16, 2), "3 10 5 7 5 0 0 0 0 0 0 0 0 0 3 0", {4: 7, 14: 10}),
     ("mad_recall", MadRecallConfig(16, 16), "5 12 2 10 0 8 0 8 1 14 5 12 7 12 1", {6: 8, 10: 12, 14: 14}),
-    ("parity", ParityConfig(every_position=False), "1 2 2 1 1 0 0", {4: 1}),
-    ("parity", ParityConfig(), "2 2 2 1 1 1 1", dict(enumerate([1, 0, 1, 1, 1, 1, 1]))),
     ("modular_arithmetic", ModularArithmeticConfig(), "5 3 8 2 7 2 5 3 6 4", {9: 8}),
-    ("counting", CountingConfig(), "4 3 2 1 1 0 0 0 0 4", dict(enumerate([1, 1, 1, 1, 2, 1, 2, 3, 4, 2]))),
-    ("addition", AdditionConfig(3), "8 5 0 6 3 6 1 4 8", {5: 1, 6: 4, 7: 8, 8: 6}),
-    ("majority", MajorityConfig(10), "1 1 1 0 0 0 0 0 0 2", {9: 0}),
-    ("memorisation", MemorisationConfig(10, 4), "7 6 5 3 9 9 9 9", {4: 7, 5: 6, 6: 5, 7: 3}),
-    ("selective_copying", SelectiveCopyingConfig(8), "0 0 3 0 0 0 0 6 0 6 0 0 1 1 1", {12: 3, 13: 6, 14: 6}),
-    *(
-        ("permutation_words", PermutationWordsConfig(group), x, dict(enumerate(map(int, y.split()))))
-        for group, x, y in (
-            ("s5", "102 76 61 32 36 4 9 1", "102 71 80 30 62 65 68 69"),
-            ("a5", "51 38 30 16 18 2 4 0", "51 47 25 8 39 41 45 45"),
-            ("s3", "5 3 3 1 1 0 0 0", "5 2 1 0 1 1 1 1"),
-        )
-    ),
+    ("permutation_words", PermutationWordsConfig("s5"), "102 76 61 32", {0: 102, 1: 71, 2: 80, 3: 30}),
 ]
 
 
@@ -195,7 +178,7 @@ def test_the_gaps_of_mqar_are_drawn_as_by_a_sequential_draw_without_repetition()
     expected = np.zeros(4)
     for first, second in itertools.permutations(range(4), 2):
         expected[[first, second]] += p[first] * p[second] / (1 - p[first])
-    rows = rows_of(config, 4000)
+    rows = rows_of(config, 1500)
     found = np.bincount(np.concatenate([(row.positions - 4) // 2 for row in rows]), minlength=4) / len(rows)
     np.testing.assert_allclose(found, expected, atol=4 * 0.5 / np.sqrt(len(rows)))
 
@@ -235,7 +218,7 @@ CHANCE = [
     ("addition", AdditionConfig(n_digits=2)),
     ("copying", CopyingConfig(n_letters=3, min_len=2, max_len=6)),
     ("prefix_ngram", PrefixNgramConfig(n_letters=26, n_gram=2, min_len=6, max_len=7)),
-    ("parity", ParityConfig(every_position=False)),
+    ("parity", ParityConfig(every_position=False, max_len=9, test_min_len=None, test_max_len=None)),
 ]
 
 
@@ -251,12 +234,12 @@ def test_chance_is_what_the_best_guess_by_position_scores(name, config):
         guesses = 5 + np.random.default_rng(0).integers(config.modulus, size=answers.size)
         right, weights = (answers == guesses)[:, None], np.ones((answers.size, 1))
     else:
-        rows = rows_of(dataclasses.replace(config, disjoint=False), 1600)
+        rows = rows_of(dataclasses.replace(config, disjoint=False), 1200)
         answers = np.stack([row.targets for row in rows])
         weights = np.stack([weights_of(row) for row in rows])
-        counted = zip(answers[:800].T, weights[:800].T, strict=True)
+        counted = zip(answers[:600].T, weights[:600].T, strict=True)
         best = [np.bincount(y, weights=w).argmax() for y, w in counted]
-        right, weights = answers[800:] == np.array(best), weights[800:]
+        right, weights = answers[600:] == np.array(best), weights[600:]
     found = (right * weights).sum() / weights.sum()
     chance = TASKS[type(config)].chance(config.for_evaluation())
     # Answers of one row depend on each other: the error counts rows.
@@ -264,16 +247,12 @@ def test_chance_is_what_the_best_guess_by_position_scores(name, config):
     assert abs(found - chance) < 4 * error
 
 
-def test_chance_of_addition():
-    """Of all sums of two digits: 55 of 100 begin with 0, and each last digit is as likely."""
-    chance = TASKS[TASK_CONFIGS["addition"]].chance(TASK_CONFIGS["addition"](n_digits=1))
-    assert chance == pytest.approx((0.55 + 0.1) / 2)
-
-
-def test_chance_of_fuzzy_recall_and_of_compression():
+def test_chance_of_addition_of_fuzzy_recall_and_of_compression():
     """A uniform guess among the ids of values; the mean over positions where the last is known."""
+    # Of all sums of two digits 55 of 100 begin with 0, and each last digit is as likely.
+    assert TASKS[AdditionConfig].chance(AdditionConfig(n_digits=1)) == pytest.approx((0.55 + 0.1) / 2)
     config = MadFuzzyRecallConfig()
-    rows = rows_of(config, 600)
+    rows = rows_of(config, 250)
     answers = np.concatenate([list(scored(row).values()) for row in rows])
     counts = np.bincount(answers, minlength=15)[7:] / answers.size
     assert counts.size == 8
@@ -294,7 +273,6 @@ MQAR = {"vocab_size": 8192, "gap_power": 0.01, "train_rows": 100_000, "test_rows
 MAD = {"test_rows": 1_280, "batch_size": 128, "train_rows": 12_800}
 SETTINGS = {
     "mqar/l64": {"seq_len": 64, "n_pairs": 4, "batch_size": 512, **MQAR},
-    "mqar/l128": {"seq_len": 128, "n_pairs": 8, "batch_size": 512, **MQAR},
     "mqar/l256": {"seq_len": 256, "n_pairs": 16, "batch_size": 256, **MQAR},
     **{
         f"recall/{name}": {"vocab_size": 30, "seq_len": length, "train_rows": 2000, "batch_size": 32}
@@ -314,10 +292,7 @@ SETTINGS = {
     "mad_compression/baseline": {"vocab_size": 16, "seq_len": 32, **MAD},
     "mad_memorisation/baseline": {"vocab_size": 256, "seq_len": 32, **MAD, "train_rows": 256},
     "mad_noisy_recall/noise80": {"noise_fraction": 0.8},
-    "mad_selective_copying/data96": {"n_data": 96},
-    "mad_recall/l1024": {"seq_len": 1024},
     "mad_memorisation/v8192": {"vocab_size": 8192},
-    "mad_recall/rows800": {"train_rows": 800},
 }
 
 
@@ -336,7 +311,7 @@ def test_the_chance_and_the_levels_of_noise_of_presets():
 
 @pytest.mark.parametrize(("name", "config"), PUBLISHED)
 def test_every_preset_draws_rows(name, config):
-    if config.n_symbols * config.batch_size > 0 and getattr(config, "seq_len", 0) > 10_000:
+    if getattr(config, "seq_len", 0) > 10_000:
         config = dataclasses.replace(config, seq_len=config.seq_len // 64 * 2)
     data = load_task(config)
     assert data.row_shape[0] >= 2
@@ -347,11 +322,7 @@ WRONG = [
     (MQARConfig, {"vocab_size": 63}, "vocab_size must be even, got 63"),
     (MQARConfig, {"gap_power": 0.0}, "gap_power must be above 0, got 0.0"),
     (RecallConfig, {"seq_len": 7}, "seq_len must be even, got 7"),
-    (InductionConfig, {"seq_len": 2}, "seq_len must be at least 3, got 2"),
-    (InductionConfig, {"test_seq_len": 1}, "test_seq_len must be at least 3, got 1"),
     (SelectiveCopyingConfig, {"seq_len": 3}, "seq_len must be at least n_data=4, got 3"),
-    (SelectiveCopyingConfig, {"vocab_size": 3}, "vocab_size must be at least 4, got 3"),
-    (MemorisationConfig, {"n_data": 0}, "n_data must be at least 1, got 0"),
     (CopyingConfig, {"row_len": 18}, r"row_len must be at least 19, the longest example \(or lower max_le"),
     (CopyingConfig, {"n_letters": 27}, "n_letters must be in 2..26, got 27"),
     (CopyingConfig, {"max_len": 2}, "max_len must be at least min_len=3, got 2"),
@@ -359,22 +330,14 @@ WRONG = [
     (CopyingConfig, {"disjoint": True}, "disjoint must be False for strings"),
     (PrefixNgramConfig, {"min_len": 4}, r"min_len must be at least n_gram \+ answer_len \+ 3 = 5, got 4"),
     (PrefixNgramConfig, {"test_min_len": 4}, "test_min_len must be at least n_gram"),
-    (MadRecallConfig, {"vocab_size": 3}, "vocab_size must be at least 4, got 3"),
     (MadNoisyRecallConfig, {"n_noise": 31}, r"n_noise must be in 1..vocab_size - 3 = 29, got 31"),
-    (MadNoisyRecallConfig, {"noise_fraction": 1.0}, r"noise_fraction must be in \[0, 1\), got 1.0"),
     (MadFuzzyRecallConfig, {"seq_len": 15}, r"seq_len must be at least 5 motif \+ 1 = 16, got 15"),
     (MadFuzzyRecallConfig, {"vocab_size": 6}, r"vocab_size must be at least 2 motif \+ 1 = 7, got 6"),
     (MadSelectiveCopyingConfig, {"seq_len": 16}, r"seq_len must be at least 2 n_data \+ 1 = 17, got 16"),
     (MadMemorisationConfig, {"disjoint": True}, "disjoint must be False: the evaluation asks"),
-    (ParityConfig, {"min_len": 1}, "min_len must be at least 2, got 1"),
     (ParityConfig, {"test_max_len": 39}, "test_max_len must be at least test_min_len=40, got 39"),
-    (ModularArithmeticConfig, {"modulus": 1}, "modulus must be in 2..32768, got 1"),
     (PermutationWordsConfig, {"group": "s6"}, "group 's6' is unknown .did you mean"),
-    (MajorityConfig, {"seq_len": 1}, "seq_len must be at least 2, got 1"),
     (CountingConfig, {"cap": 1}, "cap must be at least 2, got 1"),
-    (CountingConfig, {"seq_len": 1}, "seq_len must be at least 2, got 1"),
-    (AdditionConfig, {"n_digits": 0}, "n_digits must be in 1..1000, got 0"),
-    (AdditionConfig, {"test_rows": 0}, "test_rows must be at least 1, got 0"),
 ]
 
 

@@ -65,9 +65,7 @@ def test_a_bucket_that_does_not_exist(bucket):
 def test_a_server_that_does_not_answer(bucket, monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     opened = Bucket(Location("abc", "run"))
-    with pytest.raises(
-        OSError, match="gs://abc/run/x cannot be read or written: it does not answer .* nothing is lost"
-    ):
+    with pytest.raises(OSError, match="abc/run/x cannot be .*: it does not answer .* nothing is lost"):
         opened.put("x", b"", patience=0.5)
 
 
@@ -80,9 +78,7 @@ def test_what_is_missing_on_this_machine_is_one_line(bucket, monkeypatch):
             opened()
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, "gcsfs", None)
-            with pytest.raises(
-                UserError, match=rf"{bucket} needs the package gcsfs: pip install '.*\[gcs\]'"
-            ):
+            with pytest.raises(UserError, match=rf"{bucket} needs the package gcsfs: pip install '.*gcs\]'"):
                 opened()
 
 
@@ -126,9 +122,7 @@ def test_a_download_with_a_wrong_checksum_is_one_line(opened, monkeypatch):
 
     opened.put("x", b"1")
     monkeypatch.setattr("google.cloud.storage.Blob.download_as_bytes", download)
-    with pytest.raises(
-        OSError, match="/x cannot be read or written: Checksum mismatch while downloading: x;"
-    ):
+    with pytest.raises(OSError, match="/x cannot be read .*: Checksum mismatch while downloading: x;"):
         opened.get("x")
 
 

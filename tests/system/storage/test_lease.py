@@ -87,9 +87,7 @@ def test_a_lock_is_held_and_freed(bucket):
 
 def test_a_living_owner_keeps_it(holder, bucket, slept):
     lines = []
-    with pytest.raises(
-        UserError, match=rf"workdir 'gs://.*' is in use: process {holder.pid} on .* writes there"
-    ):
+    with pytest.raises(UserError, match=rf"workdir 'gs://.*' is in use: process {holder.pid} on .* writes"):
         Lease(opened(bucket), lines.append, SHORT)
     assert 0 < sum(slept) < SHORT
     assert len(lines) == 1

@@ -34,18 +34,3 @@ def test_any_other_url_is_refused(url):
 def test_the_name_of_something_inside():
     assert str(Location.parse("gs://abc", "x") / "run") == "gs://abc/run"
     assert Location.parse("gs://abc/run", "x") / "checkpoints/1" == Location("abc", "run/checkpoints/1")
-
-
-def test_the_server_answers(bucket):
-    """The fixture: google-cloud-storage writes, TensorStore and epath read."""
-    import os
-
-    import tensorstore as ts
-    from google.cloud import storage
-
-    location = Location.parse(bucket, "bucket")
-    store = storage.Client(project="test").bucket(location.bucket)
-    store.blob((location / "a.bin").name).upload_from_string(b"content", if_generation_match=0)
-    spec = {"driver": "gcs", "bucket": location.bucket, "path": f"{location.name}/"}
-    assert ts.KvStore.open(spec).result().read("a.bin").result().value == b"content"
-    assert os.environ["STORAGE_EMULATOR_HOST"].startswith("http://127.0.0.1:")
