@@ -70,8 +70,8 @@ def test_equal_programs_differ_in_five_percent_of_tables(n_processes, runs):
 
 @pytest.mark.parametrize(("n_processes", "runs"), [(1, 20), (5, 5)])
 def test_a_difference_as_large_as_the_visible_one_is_seen_in_four_of_five(n_processes, runs):
-    visible = np.median([row.visible for (row,) in compared(1.0, n_processes, 1, 40, runs)])
-    found = verdicts(visible, n_processes, 1, 200, runs)
+    visible = np.median([row.visible for (row,) in compared(1.0, n_processes, 1, 20, runs)])
+    found = verdicts(visible, n_processes, 1, 100, runs)
     seen = np.mean([rows == [comparison.SLOWER] for rows in found])
     assert 0.65 < seen < 0.95
     assert all(rows != [comparison.FASTER] for rows in found)

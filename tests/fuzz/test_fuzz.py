@@ -10,20 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fuzz.command_lines import command_lines
-from fuzz.experiments import LANGUAGE_MODEL, TEXT, Plan, experiments, plans
+from fuzz.experiments import Plan, experiments
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from hyena_jax import cli, models
 from hyena_jax.config import (
     Experiment,
-    GatedDelta2Config,
     ImageClassifierConfig,
-    KDAConfig,
-    LanguageModelConfig,
-    Mamba3Config,
-    RWKV7Config,
-    TextConfig,
     decode,
     encode,
 )
@@ -178,25 +171,6 @@ def test_configs():
     settings(FUZZ, max_examples=CONFIGS)(given(experiments())(tried.add))()
     assert tried.trained == STEPS, tried.outcomes
     assert min(tried.outcomes.values()) > CONFIGS // 5, tried.outcomes
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("mixer", [KDAConfig, GatedDelta2Config, Mamba3Config, RWKV7Config])
-def test_options_of_delta_rules(mixer):
-    """Mixers of many options, of which few are drawn above."""
-    tried = Tried(2)
-
-    @settings(FUZZ, max_examples=24)
-    @given(plans(mixer, most=5), st.integers(0, 3))
-    def check(plan, n_odd):
-        sizes = {**LANGUAGE_MODEL, "d_model": 8 if n_odd else 12, "pattern": (plan,)}
-        tried.add(
-            Plan(Experiment, {"model": Plan(LanguageModelConfig, sizes), "data": Plan(TextConfig, TEXT)})
-        )
-
-    check()
-    assert tried.trained == 2, tried.outcomes
-    assert min(tried.outcomes.values()) > 2, tried.outcomes
 
 
 TRAIN = """

@@ -31,20 +31,15 @@ def numbers(hint) -> tuple[bool, bool]:
     return int in hints or float in hints or bool(tuples), bool(tuples)
 
 
-FIELDS = [
-    (kind, name, numbers(hint)[1], float in (hint, *typing.get_args(hint)))
-    for kind in CONFIGS
-    for name, hint in field_types(kind).items()
-    if numbers(hint)[0]
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "is_tuple", "is_float"), FIELDS)
-def test_no_field_takes_a_number_beyond_64_bits(own_parts, kind, name, is_tuple, is_float):
-    for number in [10**400] if is_float else HUGE:
-        with pytest.raises(UserError, match=rf"\b{name}\b") as refused:
-            kind(**{name: (number, number) if is_tuple else number})
-        assert len(str(refused.value).splitlines()) == 1
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_no_field_takes_a_number_beyond_64_bits(own_parts, kind):
+    for name, hint in field_types(kind).items():
+        is_number, is_tuple = numbers(hint)
+        is_float = float in (hint, *typing.get_args(hint))
+        for number in ([10**400] if is_float else HUGE) if is_number else ():
+            with pytest.raises(UserError, match=rf"\b{name}\b") as refused:
+                kind(**{name: (number, number) if is_tuple else number})
+            assert len(str(refused.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Signals at moments swept over the start of a command, and environments in which JAX cannot start."""
+"""Signals at moments swept over the start of a command."""
 
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -21,15 +20,11 @@ PARTS = 2
 """Signals to each command."""
 
 
-def environment(**variables):
+def start(*arguments):
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    return {**ours, "JAX_PLATFORMS": "cpu", **variables}
-
-
-def start(*arguments, **variables):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, "-m", "hyena_jax", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment(**variables), **pipes)
+    return subprocess.Popen(command, env={**ours, "JAX_PLATFORMS": "cpu"}, **pipes)
 
 
 def cpu_seconds(pid):
@@ -99,32 +94,3 @@ def test_signals_swept_over_the_start(places, tmp_path, name, part):
     assert "ignored in" not in error
     rows = tmp_path / "run" / "metrics.jsonl"
     assert all(json.loads(line) for line in rows.read_text().splitlines())
-
-
-WRONG = [
-    *("JAX_PLATFORMS=tpu", "JAX_PLATFORMS=cpu,nonsense", "JAX_PLATFORMS=,", "JAX_PLATFORMS=CPU "),
-    *("JAX_NUM_CPU_DEVICES=0", "JAX_NUM_CPU_DEVICES=x", "JAX_DISABLE_JIT=1", "JAX_ENABLE_X64=x"),
-    *("XLA_FLAGS=--nonsense=1", "XLA_FLAGS=/nonexistent", "XLA_FLAGS=xla_dump_to=/tmp"),
-    *("XLA_FLAGS=--xla_force_host_platform_device_count=0", "JAX_DEFAULT_MATMUL_PRECISION=nonsense"),
-    *("JAX_DEFAULT_DEVICE=nonsense", "JAX_CPU_COLLECTIVES_IMPLEMENTATION=nonsense"),
-    *("JAX_LOGGING_LEVEL=nonsense", "JAX_COMPILATION_CACHE_MAX_SIZE=nonsense"),
-    *("JAX_NUMPY_RANK_PROMOTION=raise", "JAX_TRANSFER_GUARD=disallow_explicit"),
-]
-BY_DEFAULT = {"JAX_PLATFORMS=tpu", "JAX_NUM_CPU_DEVICES=0", "XLA_FLAGS=/nonexistent", "JAX_DISABLE_JIT=1"}
-
-
-@pytest.mark.parametrize("setting", grid_but(WRONG, *BY_DEFAULT))
-def test_environments_that_jax_cannot_start_in(places, tmp_path, setting):
-    """One line names the variable and no folder is made; or JAX accepts the value and the command works."""
-    name, _, value = setting.partition("=")
-    flags = ["--workdir", tmp_path / "run", "--data.path", places / "text.txt"]
-    with start(*TRAIN, "--training.steps", 2, *flags, **{name: value}) as process:
-        output, error = process.communicate(timeout=SECONDS)
-    assert "Traceback" not in output + error
-    if process.returncode == 0:
-        assert (tmp_path / "run" / "checkpoints").is_dir()
-    else:
-        assert process.returncode == 2, error
-        assert re.fullmatch(r"hyena-jax: error: [^\n]+\n", error)
-        assert re.search("JAX|XLA", error)
-        assert not (tmp_path / "run").exists()

@@ -1,6 +1,5 @@
-"""Generated FASTA files, damaged files of scores, and exports of equal parameters. Run with -m fuzz."""
+"""Generated FASTA files, and damaged files of scores. Run with -m fuzz."""
 
-import numpy as np
 import pytest
 from fuzz.test_fuzz import FUZZ, assert_clear
 from hypothesis import given, settings
@@ -9,11 +8,10 @@ from hypothesis import strategies as st
 from hyena_jax.data.records import read_records, same_names
 from hyena_jax.scoring import score_file
 from hyena_jax.system.errors import UserError
-from hyena_jax.training import export
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.xdist_group("strange_records")]
 
-FILES, EXPORTS = 300, 60
+FILES = 300
 
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 NAMES = st.sampled_from(["chr1", "chr1", "chr2", ">", "\x1b[2J", "ß", "chr\u20281", "a" * 300])
@@ -57,31 +55,6 @@ def test_fasta_files(tmp_path):
     check()
 
 
-def test_bytes_that_are_no_fasta(tmp_path):
-    path = tmp_path / "records.fa"
-    outcomes = {True: 0, False: 0}
-
-    @settings(FUZZ, max_examples=FILES)
-    @given(fasta_files(), st.integers(0, 2**20), st.integers(0, 255))
-    def check(file, place, byte):
-        data = bytearray(file[0] or b">")
-        data[place % len(data)] = byte
-        path.write_bytes(data)
-        try:
-            read_records(path)
-            message = None
-        except UserError as error:
-            message = str(error)
-        outcomes[message is None] += 1
-        if message is not None:
-            assert_clear(message)
-            assert len(message.splitlines()) == 1
-
-    check()
-    assert min(outcomes.values()) > 0, outcomes
-
-
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 WRITTEN = [
     score_file.with_checksum(
         {"name": name, "tokens": 3, "scored": 2, "bytes": n_bytes, "log_likelihood": nats, "ids": [1, 2]}
@@ -112,31 +85,3 @@ def test_files_of_scores_with_a_flipped_bit(tmp_path):
         assert_clear(message)
         assert path.read_bytes() == data
     assert continued > 0
-
-
-def test_exports_of_equal_parameters_are_equal_bytes(tmp_path):
-    """In whatever order the parameters and the config are given."""
-    leaves = st.builds(
-        lambda shape, dtype: np.arange(np.prod(shape, dtype=int), dtype=dtype).reshape(shape),
-        st.lists(st.integers(0, 3), max_size=3),
-        st.sampled_from(["float32", "float16", "int32", "complex64"]),
-    )
-    names = st.text("abkß", min_size=1, max_size=3)
-    trees = st.dictionaries(names, st.one_of(leaves, st.dictionaries(names, leaves, min_size=1)), min_size=1)
-
-    @settings(FUZZ, max_examples=EXPORTS)
-    @given(trees, st.dictionaries(names, TEXTS), st.randoms(use_true_random=False))
-    def check(tree, about, random):
-        def shuffled(value):
-            if not isinstance(value, dict):
-                return value
-            return {key: shuffled(value[key]) for key in random.sample(list(value), len(value))}
-
-        for name, params in (("a", tree), ("b", shuffled(tree))):
-            export.write(tmp_path / f"{name}.safetensors", params, about, 3)
-        files = [(tmp_path / f"{name}.safetensors").read_bytes() for name in "ab"]
-        assert files[0] == files[1]
-        for path in tmp_path.iterdir():
-            path.unlink()
-
-    check()

@@ -8,14 +8,13 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
-from references import STORED
+from references import STORED, params_of, source_of
 from safetensors.numpy import load_file, save_file
 
-import hyena_jax
 from hyena_jax import cli
-from hyena_jax.config import AttentionConfig, HyenaConfig, ImplicitFilterConfig, LanguageModelConfig
-from hyena_jax.interop import lfm2, olmo_hybrid, safari
-from hyena_jax.interop.family import Options, Settings
+from hyena_jax.config import AttentionConfig
+from hyena_jax.interop import lfm2, safari
+from hyena_jax.interop.family import Settings
 from hyena_jax.interop.tensors import read_tensors
 
 
@@ -63,7 +62,6 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 DELTAS = "backbone.layers.0.mixer.filter_fn.modulation.deltas"
 FREQUENCIES = "backbone.layers.1.mixer.filter_fn.implicit_filter.5.freq"
-POLES = "blocks.2.filter.log_poles"
 MORE = np.zeros(3, np.float32)
 
 
@@ -88,14 +86,18 @@ def not_finite(tensors):
         ("rwkv7", {"blocks.1.att.v1": None}, "the tensor blocks.1.att.v1 is missing, whose"),
         ("rwkv7", {"blocks.0.att.r_k": np.zeros((5, 2), np.float32)}, "n_heads .*5"),
         ("rwkv7", {"blocks.0.att.g1": MORE}, "att.g1 must be of 2 axes"),
-        ("hyenadna", {DELTAS: lambda x: 2 * x}, "deltas must be the constant that the config implies"),
         ("hyenadna", {"head.output_transform.bias": MORE}, "tensor must be no classifier's"),
-        ("safari", {FREQUENCIES: lambda x: x + 1}, f"the tensor {FREQUENCIES} must equal"),
-        ("stripedhyena2", {POLES: np.negative}, f"the tensor {POLES} must be finite"),  # they would grow
     ],
 )
 def test_tensors_that_do_not_fit_are_named(stored, refused, family, change, message):
     assert re.search(message, refused(family, changed(stored(family), change)))
+
+
+def test_constants_and_shared_tensors_of_filters_are_compared(stored, refused):
+    change = {DELTAS: lambda x: 2 * x, FREQUENCIES: lambda x: x + 1}
+    error = refused("hyenadna", changed(stored("hyenadna"), change))
+    assert f"{DELTAS} must be the constant that the config implies" in error
+    assert f"{FREQUENCIES} must equal" in error
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,6 @@ def test_tensors_that_do_not_fit_are_named(stored, refused, family, change, mess
         ),
         ("rwkv7", {"head_dim": 5}, "config.json: head_dim must be a divisor of hidden_size=12, got 5"),
         ("rwkv7", {"value_dim": [24, 12, 12]}, "value_dim must be hidden_size=12 in all layers"),
-        ("rwkv7", {"decay_low_rank_dim": 4}, "w_lora.lora.0.weight must be (4, 12) by the config, got (3"),
         ("rwkv7", {"hidden_act": "silu"}, "config.json: hidden_act must be 'sqrelu'"),
         *(
             ("hyenadna", {"layer": {"shift": x}}, f"layer: shift must be a number of at least 0, got {x!r}")
@@ -147,14 +148,13 @@ def test_configs_that_contradict_the_tensors(stored, refused, family, values, me
 @pytest.mark.parametrize(("layer", "option"), [({"shift": 0}, None), ({}, 0.0)])
 def test_a_shift_of_0_is_one(stored, layer, option):
     folder = settings(stored("hyenadna"), layer=layer)
-    model = safari.read_hyenadna(folder, read_tensors(folder), Options(window_shift=option)).model
+    model = source_of("hyenadna", folder, window_shift=option).model
     assert model.pattern[0].filter.window_shift == 0
 
 
 def test_the_epsilon_of_norms_is_that_of_the_config(stored):
     folder = settings(stored("olmo_hybrid"), rms_norm_eps=1e-3)
-    model = olmo_hybrid.read(folder, read_tensors(folder), Options()).model
-    assert model.norm_eps == 1e-3
+    assert source_of("olmo_hybrid", folder).model.norm_eps == 1e-3
 
 
 def test_skips_of_several_filters_are_stored_channel_by_channel():
@@ -163,20 +163,13 @@ def test_skips_of_several_filters_are_stored_channel_by_channel():
     np.testing.assert_array_equal(found, [[0, 2, 4], [1, 3, 5]])
 
 
-def test_layers_share_the_times_of_their_filters():
-    mixer = HyenaConfig(filter=ImplicitFilterConfig(emb_dim=5, width=8))
-    table = safari._table(LanguageModelConfig(pattern=(mixer,), n_layers=3, d_ff=8, vocab_size=12))
-    assert len(table.constants) == 6
-    assert len({id(array) for array in table.constants.values()}) == 2
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a: !!bool x", "not YAML: KeyError: 'x'"),
         ("a: [", "not YAML: ParserError"),
         ("a: &a [1]\nb: *a", "YAML with aliases is not supported"),
-        (f"a: {'[' * 20_000}", "YAML must be at most"),
+        (f"a: {'[' * 2_000}", "YAML must be at most"),
         ("[1, 2]", "must be an object with settings by name, got [1, 2]"),
         (f"interleave: 0x{'f' * 9999}", "interleave must be True: no other is supported, got a long int"),
         (f"interleave: [{'[1],' * 99}]", "got [[1], [1], [1], [1], [1], [1], ...]"),
@@ -288,16 +281,12 @@ def test_options_of_other_families(refused, family, flags, message):
     assert message in refused(family, STORED / family, *flags.split())
 
 
-def test_bfloat16_is_read_exactly(stored, tmp_path):
-    def narrow(tensors):
-        tensors |= {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in tensors.items()}
-
-    folder = changed(stored("lfm2"), narrow)
-    assert cli.main(["convert", "lfm2", str(folder), "--output", str(tmp_path / "run")]) == 0
-    params = hyena_jax.load_run(tmp_path / "run").params
-    tensors = load_file(folder / "model.safetensors")
+def test_bfloat16_is_read_exactly(stored):
+    tensors = load_file(STORED / "lfm2" / "model.safetensors")
+    narrow = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors.items()}
+    params = params_of(source_of("lfm2", changed(stored("lfm2"), narrow)))
     for found, name in (
         (params["embedding"]["embedding"], EMBEDDING),
         (1 + params["blocks_0"]["mixer_norm"]["scale"], NORM),
     ):
-        np.testing.assert_array_equal(found, tensors[name].astype(np.float32))
+        np.testing.assert_array_equal(found, narrow[name].astype(np.float32))

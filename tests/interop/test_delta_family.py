@@ -18,13 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
-from references import STORED
+from references import STORED, params_of, source_of
 from tolerances import assert_close
 
-import hyena_jax
+from hyena_jax import models
 from hyena_jax.config import GatedDelta2Config, KDAConfig, Mamba3Config
-from hyena_jax.interop.convert import FORMATS
-from hyena_jax.interop.family import Options
 from hyena_jax.interop.tensors import read_tensors
 from hyena_jax.mixers import mixer_class
 from hyena_jax.ops.delta_rule import delta_rule
@@ -320,29 +318,27 @@ def rwkv7_transformers(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [olmo_hybrid, rwkv7_transformers])
-def test_gradients_of_whole_models(converted, monkeypatch, make):
+def test_gradients_of_whole_models(monkeypatch, make):
     """Of the logits, with respect to every tensor of the reference.
 
     Ours in float64: in float32 the gradients of Olmo Hybrid's random weights, of up to 1,500, have rounding
     errors of 2e-4 of the largest.
     """
-    family, theirs = make.__name__, make(monkeypatch)
-    run = hyena_jax.load_run(converted(family))
-    folder = STORED / family
-    table = FORMATS[family.removesuffix("_transformers")](folder, read_tensors(folder), Options()).table
+    source, theirs = source_of(make.__name__), make(monkeypatch)
+    model = models.build(source.model)
     tokens = np.random.default_rng(2).integers(0, 24, (B, 23))
     logits = theirs(torch.as_tensor(tokens), use_cache=False).logits
     weights = normal(*logits.shape)
     (torch.tensor(weights) * logits).sum().backward()
 
     def loss(params):
-        return (weights * run.model.apply({"params": params}, tokens)).sum()
+        return (weights * model.apply({"params": params}, tokens)).sum()
 
     with jax.enable_x64(True):
-        params = jax.tree.map(np.float64, run.params)
+        params = jax.tree.map(np.float64, params_of(source))
         gradients = named_leaves(jax.device_get(jax.jit(jax.grad(loss))(params)))
     found = {}
-    for path, transform in table.transforms.items():
+    for path, transform in source.table.transforms.items():
         zeros = transform.write(np.zeros_like(gradients[path]))
         for name, gradient, zero in zip(
             transform.names, transform.write(gradients[path]), zeros, strict=True

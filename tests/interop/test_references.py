@@ -6,12 +6,15 @@ import json
 import grouped_heads
 import numpy as np
 import pytest
-from references import expected, logits_of
+import yaml
+from references import expected, logits_of_source, params_of, source_of
+from safetensors.numpy import load_file
 
-import hyena_jax
 from hyena_jax import cli
+from hyena_jax.config import TextConfig
+from hyena_jax.data.tokenizers import IdsTokenizer, build_tokenizer, encode_start, tokenizer_from_json
 from hyena_jax.interop import transformers_folder
-from hyena_jax.interop.tensors import read_pytorch, read_tensors
+from hyena_jax.interop.tensors import read_pytorch
 from hyena_jax.system.errors import UserError
 
 pytestmark = pytest.mark.interop
@@ -28,37 +31,33 @@ def logits_of_transformers(folder, tokens):
         return model(torch.as_tensor(tokens), use_cache=False).logits.numpy()
 
 
+def assert_are_those(source, tokens, logits):
+    assert np.abs(logits_of_source(source, tokens) - logits).max() < 1e-4
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["recurrentgemma", "lfm2", "olmo_hybrid"])
-def test_transformers_loads_an_export(converted, tmp_path, family):
+def test_transformers_loads_an_export(tmp_path, family):
     """At a length beyond the window: the export says one more, so that transformers sees the same keys."""
-    run, export = hyena_jax.load_run(converted(family)), tmp_path / "export"
-    transformers_folder.write(export, run.experiment.model, run.params, run.folder.encoding, "card")
+    source, export = source_of(family), tmp_path / "export"
+    transformers_folder.write(export, source.model, params_of(source), IdsTokenizer(24), "card")
     for tokens, _ in expected(family):
-        theirs = logits_of_transformers(export, tokens)
-        assert np.abs(logits_of(run.model, run.params, tokens) - theirs).max() < 1e-4
+        assert_are_those(source, tokens, logits_of_transformers(export, tokens))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_reads_more_heads_of_values_than_of_keys(tmp_path):
     grouped_heads.write_folder(tmp_path / "theirs")
-    command = ["convert", "olmo_hybrid", tmp_path / "theirs", "--output", tmp_path / "run"]
-    assert cli.main(list(map(str, command))) == 0
-    run, (tokens, _) = hyena_jax.load_run(tmp_path / "run"), expected("olmo_hybrid")[1]
+    tokens, _ = expected("olmo_hybrid")[1]
     theirs = logits_of_transformers(tmp_path / "theirs", tokens)
-    assert np.abs(logits_of(run.model, run.params, tokens) - theirs).max() < 1e-4
+    assert_are_those(source_of("olmo_hybrid", tmp_path / "theirs"), tokens, theirs)
 
 
-def test_a_pytorch_file_is_read_as_safetensors_are(stored, tmp_path):
-    folder = stored("safari")
-    tensors = read_tensors(folder)
-    state = {f"model.{name}": torch.as_tensor(np.array(tensor.read())) for name, tensor in tensors.items()}
-    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "weights.ckpt")
-    command = ["convert", "safari", tmp_path / "weights.ckpt", "--config", folder / "config.json"]
-    assert cli.main(list(map(str, [*command, "--output", tmp_path / "run"]))) == 0
-    run = hyena_jax.load_run(tmp_path / "run")
-    tokens, logits = expected("safari")[1]
-    assert np.abs(logits_of(run.model, run.params, tokens) - logits).max() < 1e-4
+def test_a_pytorch_file_is_read_as_safetensors_are(stored):
+    file = stored("safari") / "model.safetensors"
+    state = {f"model.{name}": torch.as_tensor(x) for name, x in load_file(file).items()}
+    torch.save({"state_dict": state, "epoch": 3}, file.with_name("weights.ckpt"))
+    assert_are_those(source_of("safari", file.with_name("weights.ckpt")), *expected("safari")[1])
 
 
 def test_bfloat16_of_pytorch(tmp_path):
@@ -101,10 +100,8 @@ def test_truncated_pytorch_files(tmp_path, keep):
 
 
 def test_evo_2_s_config_is_yaml(stored, tmp_path):
-    import yaml
-
     folder = stored("stripedhyena2")
-    state = {name: torch.as_tensor(np.array(t.read())) for name, t in read_tensors(folder).items()}
+    state = {name: torch.as_tensor(x) for name, x in load_file(folder / "model.safetensors").items()}
     state["blocks.0.projections._extra_state"] = io.BytesIO(b"fp8")
     torch.save(state, folder / "evo2.pt")
     (folder / "evo2.yml").write_text(yaml.safe_dump(json.loads((folder / "config.json").read_text())))
@@ -117,9 +114,6 @@ def test_evo_2_s_config_is_yaml(stored, tmp_path):
 
 def test_sentence_pieces(tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
-
-    from hyena_jax.config import TextConfig
-    from hyena_jax.data.tokenizers import build_tokenizer, encode_start, tokenizer_from_json
 
     text = "the quick brown fox jumps over the lazy dog\n" * 50
     with open(tmp_path / "x.model", "wb") as file:

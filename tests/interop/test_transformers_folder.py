@@ -2,24 +2,19 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from grid import in_grid
-from references import STORED
+from references import params_of, source_of
 from safetensors.numpy import load_file
 
 import hyena_jax
 from hyena_jax import cli
 from hyena_jax.config import AttentionConfig, LanguageModelConfig
-from hyena_jax.data.tokenizers import BpeTokenizer
+from hyena_jax.data.tokenizers import BpeTokenizer, IdsTokenizer
 from hyena_jax.interop import lfm2, recurrentgemma, transformers_folder
-from hyena_jax.interop.convert import FORMATS
-from hyena_jax.interop.family import Options
-from hyena_jax.interop.tensors import read_tensors
-from hyena_jax.interop.transformers_folder import _ends
 from hyena_jax.system.errors import UserError
 
 
@@ -45,9 +40,9 @@ def test_an_export_is_converted_to_the_same_bits(converted, tmp_path, family, ca
     assert "new or an empty folder" in capsys.readouterr().err
 
 
-def test_transformers_is_told_a_window_of_one_more(converted, tmp_path):
-    run, folder = hyena_jax.load_run(converted("recurrentgemma")), tmp_path / "export"
-    transformers_folder.write(folder, run.experiment.model, run.params, run.folder.encoding, "card")
+def test_transformers_is_told_a_window_of_one_more(tmp_path):
+    source, folder = source_of("recurrentgemma"), tmp_path / "export"
+    transformers_folder.write(folder, source.model, params_of(source), IdsTokenizer(24), "card")
     values = json.loads((folder / "config.json").read_text())
     assert values["attention_window_size"] == 7
     assert values["intermediate_size"] == 48
@@ -55,10 +50,6 @@ def test_transformers_is_told_a_window_of_one_more(converted, tmp_path):
 
 
 NO_FFN = {"ffn": "none", "d_ff": None, "ffn_bias": True}
-
-
-def model_of(family):
-    return FORMATS[family](STORED / family, read_tensors(STORED / family), Options()).model
 
 
 def with_changes(model, **values):
@@ -97,11 +88,11 @@ def with_changes(model, **values):
 )
 def test_models_that_transformers_cannot_say(family, change, message):
     with pytest.raises(UserError, match=message):
-        transformers_folder.settings_of(with_changes(model_of(family), **change))
+        transformers_folder.settings_of(with_changes(source_of(family).model, **change))
 
 
 def test_an_unrounded_scale_is_said_where_it_is_exact():
-    model = model_of("recurrentgemma")  # sqrt(16)
+    model = source_of("recurrentgemma").model  # sqrt(16)
     transformers_folder.settings_of(dataclasses.replace(model, round_embedding_scale=False))
     wide = dataclasses.replace(model, d_model=24, round_embedding_scale=False)
     with pytest.raises(UserError, match="round_embedding_scale: True -> False"):
@@ -143,17 +134,10 @@ def test_an_exported_tokenizer_adds_no_token_that_the_model_does_not_read(tmp_pa
 
 
 @pytest.mark.parametrize("family", ["lfm2", "recurrentgemma"])
-def test_the_end_of_texts_is_known_of_the_released_vocabulary_alone(family):
-    model, module = model_of(family), {"lfm2": lfm2, "recurrentgemma": recurrentgemma}[family]
+def test_the_end_of_texts_is_known_of_the_released_tokenizer_alone(family):
+    model, module = source_of(family).model, {"lfm2": lfm2, "recurrentgemma": recurrentgemma}[family]
     released = dataclasses.replace(model, vocab_size=module.RELEASED_VOCABULARY)
     assert transformers_folder.end_of(model, module.BOS) is None
     assert transformers_folder.end_of(released, module.BOS) == module.ENDS["eos_token_id"]
+    assert transformers_folder.end_of(released, None) is None
     assert transformers_folder.end_of(LanguageModelConfig(), module.BOS) is None
-
-
-@pytest.mark.parametrize(
-    ("bos", "vocab_size", "end"), [(1, 9, 2), (0, 9, None), (None, 9, None), (1, 8, None)]
-)
-def test_ends_are_known_of_the_released_tokenizer_alone(bos, vocab_size, end):
-    family = SimpleNamespace(BOS=1, RELEASED_VOCABULARY=9, ENDS={"eos_token_id": 2})
-    assert _ends(family, SimpleNamespace(vocab_size=vocab_size), bos) == {"eos_token_id": end}

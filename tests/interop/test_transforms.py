@@ -29,3 +29,7 @@ def test_written_is_what_was_read(transform, theirs, ours):
     for found, expected in zip(write(read(*theirs)), theirs, strict=True):
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_poles_that_grow_have_no_logarithm():
+    assert np.isnan(transforms.log_rates("x").read(-POLES)).all()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hyena_jax import config
 from hyena_jax.cli import main
-from hyena_jax.config import AttentionConfig, ParallelConfig
+from hyena_jax.config import AttentionConfig, FIRConfig, ParallelConfig
 from hyena_jax.plan import planning, presentation, search, targets
 from hyena_jax.plan.compiling import VOCABULARY, Compiled, Limits, Unfinished
 from hyena_jax.plan.step import lower
@@ -73,7 +73,8 @@ def compiled(monkeypatch):
 
 def test_the_facts_of_a_step_have_two_moments_of_each_parameter():
     small = experiment(1, devices=1)
-    model = dataclasses.replace(small.model, d_model=8, d_ff=8, max_len=16, pattern=(AttentionConfig(2),))
+    sizes = {"d_model": 8, "ffn": "none", "d_ff": None, "max_len": 16, "pattern": (FIRConfig(),)}
+    model = dataclasses.replace(small.model, **sizes)
     data = dataclasses.replace(small.data, seq_len=16, batch_size=2)
     facts = lower(dataclasses.replace(small, model=model, data=data), jax.devices()[:1]).facts
     assert facts["parameters"]["device"] == 4 * facts["n_params"]
@@ -123,13 +124,12 @@ def test_slices_exchange_over_their_own_network(compiled):
 
 
 def test_the_parameters_of_a_part_of_the_pattern_are_counted(compiled):
-    """Griffin's layers differ: three in a repeat, of which 26 layers end with two."""
-    found = config.load("griffin")
-    small = dataclasses.replace(found.model, n_layers=8, vocab_size=None)
+    """Two layers in a repeat, of which five layers end with one."""
+    found, pattern = experiment(), (FIRConfig(), AttentionConfig())
+    small = dataclasses.replace(found.model, pattern=pattern, n_layers=5, vocab_size=None)
     plan = planning.make_plan(dataclasses.replace(found, model=small), TARGET, LIMITS, False)
-    assert compiled == [3, 6]
-    exact = n_params(dataclasses.replace(small, vocab_size=VOCABULARY))
-    assert plan.n_params == exact
+    assert compiled == [2, 4]
+    assert plan.n_params == n_params(dataclasses.replace(small, vocab_size=VOCABULARY))
 
 
 def test_a_shallow_model_and_a_whole_one_are_compiled_once(compiled):
