@@ -1,4 +1,4 @@
-"""Gradients in float64 against central differences of an oracle in NumPy."""
+"""Gradients against central differences of an oracle in NumPy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,11 @@ from tolerances import DIFFERENCE_TOLERANCE
 
 
 def assert_equal_differences(
-    gradients: Any, f: Callable[..., float], args: tuple, step: float = 1e-6
+    gradients: Any,
+    f: Callable[..., float],
+    args: tuple,
+    step: float = 1e-6,
+    tolerance: float = DIFFERENCE_TOLERANCE,
 ) -> None:
     """Each leaf of `gradients`, with respect to `args`, along a random direction of its own."""
     leaves, structure = jax.tree.flatten(args)
@@ -22,6 +26,4 @@ def assert_equal_differences(
             for change in (step, -step)
         ]
         expected = (moved[0] - moved[1]) / (2 * step)
-        assert np.sum(gradient * direction) == pytest.approx(
-            expected, rel=DIFFERENCE_TOLERANCE, abs=DIFFERENCE_TOLERANCE
-        )
+        assert np.sum(gradient * direction) == pytest.approx(expected, rel=tolerance, abs=tolerance)

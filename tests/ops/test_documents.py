@@ -10,7 +10,3 @@ def test_runs_are_numbered_and_positions_restart():
     np.testing.assert_array_equal(found.number, [[0, 0, 0, 1, 1, 2, 3], [0, 1, 2, 2, 2, 2, 2]])
     np.testing.assert_array_equal(found.position, [[0, 1, 2, 0, 1, 0, 0], [0, 0, 0, 1, 2, 3, 4]])
     np.testing.assert_array_equal(found.changes, [[0, 0, 0, 1, 0, 1, 1], [0, 1, 1, 0, 0, 0, 0]])
-
-
-def test_a_row_of_one_token_is_a_document():
-    assert [x.tolist() for x in documents(np.array([[5]], np.int32))] == [[[0]], [[0]], [[False]]]

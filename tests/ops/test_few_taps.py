@@ -37,15 +37,20 @@ def definition(u, h, skip, segment_ids=None):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("length", [127, 5, *in_grid(1, 64, 128)])
+@pytest.mark.parametrize("length", [127, *in_grid(1, 64, 128)])
 def test_equals_the_definition(length, form):
     u, h, skip = arrays(length, FORMS[form])
     y = compiled(u, h, skip)
     assert_close(y, definition(u, h, skip))
-    assert_close(compiled(u, h), definition(u, h, 0 * skip))
     half = compiled(u.astype(jnp.bfloat16), h, skip)
     assert half.dtype == jnp.bfloat16
     assert_close(half, y)
+
+
+@pytest.mark.parametrize("form", ["windows", "fourier", *in_grid("summed", "most_in_windows")])
+def test_more_taps_than_tokens_and_no_skip(form):
+    u, h, skip = arrays(5, FORMS[form])
+    assert_close(compiled(u, h), definition(u, h, 0 * skip))
 
 
 @pytest.mark.parametrize("form", ["windows", *in_grid("summed", "fourier")])
@@ -55,17 +60,14 @@ def test_documents_do_not_mix(form):
     assert_close(compiled(u, h, skip, ids), definition(u, h, skip, ids))
 
 
-@pytest.mark.parametrize(
-    ("n_taps", "length"),
-    [(7, 19), *(pytest.param(*sizes, marks=pytest.mark.grid) for sizes in ((1, 1), (5, 3), (16, 33)))],
-)
-def test_derivatives_of_windows_in_both_modes(n_taps, length):
-    u, h, _ = arrays(length, n_taps)
+def test_derivatives_of_windows_in_both_modes():
+    u, h, _ = arrays(19, 7)
     with jax.enable_x64(True):
-        check_modes(lambda args: windowed_conv(*args), (u, h), is_thorough=True)
+        check_modes(lambda args: windowed_conv(*args), (u, h))
 
 
-@pytest.mark.parametrize("n_taps", [1, MAX_SUMMED, MAX_SUMMED + 1, MAX_IN_WINDOWS, *in_grid(2, 8, 15)])
+@pytest.mark.grid
+@pytest.mark.parametrize("n_taps", [1, 2, MAX_SUMMED, MAX_SUMMED + 1, 8, MAX_IN_WINDOWS])
 def test_a_later_input_has_exactly_no_influence(n_taps):
     u, h, _ = arrays(37, n_taps)
     other = u.copy()
