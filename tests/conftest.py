@@ -139,6 +139,14 @@ def own_parts(monkeypatch) -> None:
         monkeypatch.setattr(registry, "_parts", dict(registry.parts))
 
 
+@pytest.fixture(scope="session")
+def command_run(tmp_path_factory) -> Path:
+    """A folder with a run of the commands and its text, which `test_cli` and `test_api` read."""
+    import test_cli
+
+    return test_cli.trained(tmp_path_factory.mktemp("cli"))
+
+
 _finished = itertools.count(1)
 
 

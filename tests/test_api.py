@@ -14,7 +14,8 @@ import hyena_jax
 from hyena_jax import cli
 from hyena_jax.system.errors import UserError
 
-pytestmark = pytest.mark.xdist_group("api")  # its tests share a run
+# Its tests share compiled programs, and a run with `test_cli`.
+pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("cli")]
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 CELLS = [
@@ -108,26 +109,26 @@ def test_a_notebook_with_a_mixer_of_its_own(tmp_path):
         hyena_jax.load_run(tmp_path / "run")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("api")
-    (folder / "text.txt").write_text(TEXT)
+@pytest.fixture
+def run(command_run):
+    return hyena_jax.load_run(command_run / "run")
+
+
+@pytest.mark.wide
+def test_a_run_outside_the_main_thread_is_quiet_when_asked_and_loads_by_step(tmp_path, capsys):
+    """There, where some notebooks run, signals cannot be handled."""
+    (tmp_path / "text.txt").write_text(TEXT)
     experiment = hyena_jax.Experiment(
         model=hyena_jax.LanguageModelConfig(
             pattern=(hyena_jax.FIRConfig(),), n_layers=1, d_model=8, d_ff=8, max_len=16
         ),
-        data=hyena_jax.TextConfig(path=str(folder / "text.txt"), seq_len=16, batch_size=4),
+        data=hyena_jax.TextConfig(path=str(tmp_path / "text.txt"), seq_len=16, batch_size=4),
         training=hyena_jax.TrainingConfig(steps=4, eval_every=2, checkpoint_every=2, log_every=2),
         parallel=hyena_jax.ParallelConfig(devices=1),
         logging=hyena_jax.LoggingConfig(tensorboard=False),
     )
-    # Outside the main thread, where signals cannot be handled: some notebooks run like this.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(hyena_jax.train, experiment, str(folder / "run"), quiet=True).result()
-
-
-@pytest.mark.wide
-def test_a_run_is_quiet_when_asked_and_loads_by_step(run, capsys):
+        run = thread.submit(hyena_jax.train, experiment, str(tmp_path / "run"), quiet=True).result()
     assert (run.step, run.experiment.model.vocab_size) == (4, 256)
     earlier = hyena_jax.load_run(run.workdir, 2)
     assert (earlier.step, hyena_jax.load_run(run.workdir, "best").step) == (2, 4)
@@ -137,7 +138,7 @@ def test_a_run_is_quiet_when_asked_and_loads_by_step(run, capsys):
 
 def test_evaluate_and_metrics_agree(run, tmp_path):
     values = run.evaluate()
-    (row,) = [row for row in run.metrics() if row["step"] == 4 and "validation/loss" in row]
+    (row,) = [row for row in run.metrics() if row["step"] == 6 and "validation/loss" in row]
     assert values["loss"] == pytest.approx(row["validation/loss"], abs=1e-6)
     assert values["tokens"] == run.data.n_held_out
     assert run.data is run.data
@@ -172,12 +173,13 @@ def without_tokenizer(run):
     [
         (lambda run: hyena_jax.load_run(run.workdir / "none"), "holds no run: there is no config.json"),
         (lambda run: hyena_jax.load_run(run.workdir, "lates"), "step must be 'latest', 'best' or one of"),
-        (lambda run: hyena_jax.load_run(run.workdir, 3), r"one of the saved \[4, 2\], got '3'"),
+        (lambda run: hyena_jax.load_run(run.workdir, 4), r"one of the saved \[6, 3\], got '4'"),
         (lambda run: hyena_jax.load_run(run.workdir, -1), "step must be 'latest', 'best' or one of"),
         (lambda run: hyena_jax.train("quickstart", run.workdir), "experiment must be an .*, got 'str'"),
         (lambda run: run.generate("the", 0), "max_new_tokens must be at least 1, got 0"),
         (lambda run: run.generate([], 2), "prompts must be at least one"),
         (lambda run: run.generate("the", 2, stop=""), "stop must be at least one character"),
+        (lambda run: run.generate("the", 2, top_p=2.0), r"top_p must be in \(0, 1\], got 2.0"),
         (lambda run: run.generate("the", 2, greedy=True, top_k=2), "greedy must be given without"),
         (lambda run: without_tokenizer(run).generate("the"), "workdir must be a run on text, or"),
         (lambda run: run.generate([1, 2], 2), "prompt must be integers .length."),

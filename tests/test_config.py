@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 import runpy
+import typing
 from pathlib import Path
 
 import jax
@@ -19,9 +20,9 @@ from hyena_jax.config import (
     ImagesConfig,
     LanguageModelConfig,
     LocalAttentionConfig,
-    RWKV7Config,
     TaskConfig,
 )
+from hyena_jax.config.checks import field_types
 from hyena_jax.config.flags import read_flags
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.trees import named_leaves
@@ -107,13 +108,13 @@ COUNTS = {
     "wikitext103_hyena_125m:slim": 137_132_928,
 }
 EXTENSIONS = Path(__file__).parent / "extensions"
-# Of configs with variants these are built by default, all of them under the marker `grid`.
-BY_DEFAULT = {
-    *("tasks:recall", "images:hyena", "annotated_hyena:hyena"),
-    *("griffin:recurrentgemma_2b", "pile_hyena:153m"),
-    *("shakespeare_cpu:hyena", "shakespeare_cpu:gated_delta", "shakespeare_cpu:mamba2"),
+# Of configs with variants these are built by default, or under `wide`; all of them under `grid`.
+BY_DEFAULT = {"tasks:recall", "images:hyena", "shakespeare_cpu:gated_delta"}
+IN_WIDE = {
+    *("annotated_hyena:hyena", "griffin:recurrentgemma_2b", "pile_hyena:153m"),
+    *("shakespeare_cpu:hyena", "shakespeare_cpu:mamba2", "gated_hyena"),
 }
-IN_GRID = {spec for spec in COUNTS.keys() - BY_DEFAULT if ":" in spec}
+IN_GRID = {spec for spec in COUNTS.keys() - BY_DEFAULT - IN_WIDE if ":" in spec}
 IN_GRID |= {"striped_hyena2", "kimi_linear_hybrid"}
 # Sizes that a config leaves to its data.
 SYMBOLS = {"bytes": 256, "characters": 65, "graphemes": 65}
@@ -131,21 +132,16 @@ def with_sizes_of_the_data(experiment: Experiment):
     return dataclasses.replace(model, vocab_size=size), jnp.zeros((1, data.seq_len), jnp.int32)
 
 
-@pytest.mark.parametrize(
-    ("spec", "count"),
-    [
-        pytest.param(
-            spec,
-            count,
-            marks=pytest.mark.grid if spec in IN_GRID else pytest.mark.wide if count > 1e8 else [],
-        )
-        for spec, count in COUNTS.items()
-    ],
-)
-def test_shipped_configs_build_with_their_parameter_count_and_groups(spec, count):
+def marks(spec: str) -> list[pytest.MarkDecorator]:
+    is_wide = spec in IN_WIDE or COUNTS[spec] > 1e8
+    return [pytest.mark.grid] if spec in IN_GRID else [pytest.mark.wide] if is_wide else []
+
+
+@pytest.mark.parametrize("spec", [pytest.param(spec, marks=marks(spec)) for spec in COUNTS])
+def test_shipped_configs_build_with_their_parameter_count_and_groups(spec):
     experiment = config.load(spec)
     params, found = counted(*with_sizes_of_the_data(experiment))
-    assert found == count
+    assert found == COUNTS[spec]
     label_parameters(experiment.optimizer.groups, params)
 
 
@@ -171,17 +167,27 @@ def test_adamw_s_defaults_are_those_of_the_pages():
     assert (default.b1, default.b2, default.eps) == (0.9, 0.99, 1e-8)
 
 
-def test_every_shipped_config_and_variant_is_counted():
-    shipped = set()
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, Experiment]:
+    """What the shipped files return, by the name of the config or variant."""
+    found = {}
     for name, path in config.config_files().items():
-        variants = runpy.run_path(str(path)).get("VARIANTS")
-        shipped |= {f"{name}:{variant}" for variant in variants} if variants else {name}
-    assert shipped == set(COUNTS)
+        file = runpy.run_path(str(path))
+        variants = file.get("VARIANTS")
+        make = file["get_config"]
+        found |= {f"{name}:{variant}": make(variant) for variant in variants} if variants else {name: make()}
+    return found
 
 
-def test_shakespeare_cpu_has_every_causal_mixer_and_those_listed_at_a_similar_size():
+def test_every_shipped_config_and_variant_is_counted_and_survives_json(shipped):
+    assert shipped.keys() == COUNTS.keys()
+    for experiment in shipped.values():
+        kept_in_json(experiment)
+
+
+def test_shakespeare_cpu_lists_every_causal_mixer_at_a_similar_size(shipped):
     for name, config_class in config.MIXER_CONFIGS.items():
-        pattern = config.load(f"shakespeare_cpu:{name}").model.pattern
+        pattern = shipped[f"shakespeare_cpu:{name}"].model.pattern
         assert [type(mixer) for mixer in pattern] == [config_class]
     counts = [count for spec, count in COUNTS.items() if spec.startswith("shakespeare_cpu:")]
     assert all(8e5 <= count <= 9e5 for count in counts)
@@ -200,55 +206,6 @@ def test_the_published_shakespeare_recipe_decays_kernels_and_taps_alone():
     groups = named_leaves(label_parameters(experiment.optimizer.groups, params))
     decayed = {name for name, group in groups.items() if group == 1}
     assert decayed == {name for name in groups if name.endswith(("/kernel", "/short_taps"))}
-
-
-def test_pile_count_by_hand():
-    d, f, width = 864, 1728, 64
-    filter_size = 2048 * 33 + 33 * width + 2 * width**2 + width * d + 4 * width
-    layer = d * 3 * d + 3 * d + d * d + d + 3 * d * 4 + d + filter_size + 2 * d * f + f + d + 4 * d
-    assert 18 * layer + 50257 * d + 2 * d == COUNTS["pile_hyena:153m"]
-
-
-def test_recurrentgemma_count_by_hand():
-    d, f, blocks = 2560, 3 * 2560, 10
-    recurrent = 3 * (d * d + d) + 4 * d + d + 2 * (d * d // blocks + d) + d
-    attention = 2 * d * d + d + 2 * d * d // 10
-    feed_forward = 3 * d * f + 2 * f + d
-    layers = 18 * recurrent + 8 * attention + 26 * (feed_forward + 2 * d)
-    assert layers + 256_000 * d + d == COUNTS["griffin:recurrentgemma_2b"]
-
-
-def test_striped_hyena_2_count_by_hand():
-    d, f, groups = 1920, 5120, 128
-    around = 3 * d * d + 3 * 3 * d + d * d + d
-    short, medium, long = around + 7 * groups, around + 128 * groups + d, around + 2 * 16 * d + d
-    layers = 7 * (short + medium + long) + 4 * (4 * d * d + d) + 25 * (3 * d * f + 2 * d)
-    assert layers + 512 * d + d == COUNTS["striped_hyena2"]
-
-
-def test_lfm2_count_by_hand():
-    d, f, head_dim = 1024, 4608, 64
-    convolution, attention = 4 * d * d + 3 * d, 3 * d * d + 2 * head_dim
-    layers = 10 * convolution + 6 * attention + 16 * (3 * d * f + 2 * d)
-    assert layers + 65_536 * d + d == COUNTS["lfm2_350m"]
-
-
-def test_olmo_hybrid_count_by_hand():
-    d, f, keys, values, heads = 3840, 11_008, 30 * 96, 30 * 192, 30
-    delta = (2 * keys + values) * (d + 4) + 2 * heads * (d + 1) + 2 * d * values + 192
-    attention = 4 * d * d + 2 * d
-    assert (delta, attention, 3 * d * f) == (88_750_332, 58_990_080, 126_812_160)
-    layers = 24 * delta + 8 * attention + 32 * (3 * d * f + 2 * d)
-    assert layers + 2 * 100_352 * d + d == COUNTS["olmo_hybrid"]
-
-
-def test_kimi_linear_hybrid_count_by_hand():
-    d, f, heads, width, rank = 2304, 9216, 32, 32 * 128, 128
-    low_rank = d * rank + rank * width
-    kda = 3 * width * (d + 4) + 2 * low_rank + d * heads + heads + width + 128 + width * d
-    assert kda == 39_514_272
-    layers = 21 * kda + 6 * 4 * d * d + 27 * (3 * d * f + 2 * d)
-    assert layers + 2 * 163_840 * d + d == COUNTS["kimi_linear_hybrid"]
 
 
 def test_an_optimizer_is_chosen_by_name_and_keeps_what_fits():
@@ -282,24 +239,16 @@ def kept_in_json(experiment: Experiment) -> dict:
     return values
 
 
-@pytest.mark.parametrize("name", config.OPTIMIZER_CONFIGS)
-@pytest.mark.parametrize("schedule", config.SCHEDULE_CONFIGS)
-def test_every_optimizer_and_schedule_survives_json(name, schedule):
-    optimizer = config.OPTIMIZER_CONFIGS[name](schedule=config.SCHEDULE_CONFIGS[schedule]())
-    values = kept_in_json(Experiment(optimizer=optimizer))
-    assert (values["optimizer"]["type"], values["optimizer"]["schedule"]["type"]) == (name, schedule)
-
-
-@pytest.mark.parametrize("spec", COUNTS)
-def test_every_shipped_config_survives_json(spec):
-    kept_in_json(config.load(spec))
-
-
-@pytest.mark.parametrize("name", config.FILTER_CONFIGS)
-def test_every_filter_survives_json(name):
-    mixer = HyenaConfig(filter=config.FILTER_CONFIGS[name]())
-    values = kept_in_json(Experiment(model=LanguageModelConfig(pattern=(mixer,))))
-    assert values["model"]["pattern"][0]["filter"]["type"] == name
+def test_every_optimizer_schedule_and_filter_survives_json():
+    for name, optimizer in config.OPTIMIZER_CONFIGS.items():
+        assert kept_in_json(Experiment(optimizer=optimizer()))["optimizer"]["type"] == name
+    for name, schedule in config.SCHEDULE_CONFIGS.items():
+        values = kept_in_json(Experiment(optimizer=config.LionConfig(schedule=schedule())))
+        assert values["optimizer"]["schedule"]["type"] == name
+    for name, long_filter in config.FILTER_CONFIGS.items():
+        mixer = HyenaConfig(filter=long_filter())
+        values = kept_in_json(Experiment(model=LanguageModelConfig(pattern=(mixer,))))
+        assert values["model"]["pattern"][0]["filter"]["type"] == name
 
 
 def with_pattern(*mixers: dict) -> dict:
@@ -344,10 +293,6 @@ def test_identity_and_runtime_differences():
         "model.pattern.1.type: 'attention' -> None",
     ]
     assert config.identity_differences(MIXED, MIXED) == config.runtime_differences(MIXED, MIXED) == []
-
-
-def test_experiments_are_static_arguments():
-    assert hash(MIXED) == hash(dataclasses.replace(MIXED))
 
 
 @pytest.mark.parametrize(
@@ -409,28 +354,14 @@ WRONG_VALUES = [
     (lambda: config.ImplicitFilterConfig(emb_dim=4), "emb_dim must be odd and at least 3, got 4"),
     (lambda: HyenaConfig(order=0, gating="conv_first"), "order must be at least 1"),
     (lambda: LanguageModelConfig(pattern=()), "pattern must be at least one mixer"),
-    (lambda: LanguageModelConfig(n_layers=10**6), "n_layers must be at most 1024, got 1000000"),
-    (lambda: LanguageModelConfig(d_model=2**31), "d_model must be at most 1048576, got 2147483648"),
-    (lambda: LanguageModelConfig(d_ff=10**30), "d_ff must be at most 1048576"),
-    (lambda: LanguageModelConfig(max_len=10**30), "max_len must be at most 8388608"),
-    (lambda: LanguageModelConfig(vocab_size=10**30), "vocab_size must be at most 16777216"),
-    (lambda: LanguageModelConfig(dropout=1.0), "dropout must be in"),
     (lambda: config.AdamWConfig(learning_rate=0.0), "learning_rate must be above 0"),
-    (lambda: config.SGDConfig(momentum=1.0), "momentum must be in"),
     (lambda: config.SGDConfig(momentum=0.0, nesterov=True), "nesterov must be False without momentum"),
-    (lambda: config.LionConfig(b1=-0.1), "b1 must be in"),
-    (lambda: config.MuonConfig(ns_steps=0), "ns_steps must be at least 1"),
-    (lambda: config.MuonConfig(consistent_rms=0.0), "consistent_rms must be above 0"),
     (lambda: config.AdafactorConfig(decay_rate=0.0), r"decay_rate must be in \(0, 1\], got 0.0"),
-    (lambda: config.AdafactorConfig(clipping_threshold=0.5), "clipping_threshold must be at least 1"),
     (lambda: config.CosineConfig(warmup_steps=9, decay_steps=9), "decay_steps must be above warmup_steps=9"),
-    (lambda: config.LinearConfig(warmup_steps=-1), "warmup_steps must be at least 0"),
     (
         lambda: config.ConstantConfig(warmup_steps=0, initial_fraction=0.1),
-        "initial_fraction must be 0 without warmup_steps, got 0.1",
+        "initial_fraction must be 0 without warmup_steps",
     ),
-    (lambda: config.LinearConfig(final_fraction=1.5), "final_fraction must be in 0..1, got 1.5"),
-    (lambda: config.WarmupStableDecayConfig(decay_fraction=0.0), r"decay_fraction must be in \(0, 1\]"),
     (lambda: config.TextConfig(tokenizer="bpe"), "tokenizer_path must be given exactly when"),
     (lambda: config.TextConfig(path=""), "path must be the path of a file or folder, or None, got ''"),
     (lambda: config.TextConfig(validation_path="x"), "validation_path must be given only together with path"),
@@ -441,8 +372,6 @@ WRONG_VALUES = [
         "final_learning_rate must be in 0..learning_rate=0.0001",
     ),
     (lambda: config.SGDConfig(learning_rate=float("nan")), "learning_rate must be a finite float32, got nan"),
-    (lambda: config.ParameterGroup("x", learning_rate=-1.0), "learning_rate must be at least 0"),
-    (lambda: config.TrainingConfig(steps=0), "steps must be at least 1"),
     (lambda: Experiment(seed=-1), "seed must be in"),
     (
         lambda: Experiment(data=config.TextConfig(seq_len=257)),
@@ -464,74 +393,49 @@ def with_mixer(mixer: config.MixerConfig) -> LanguageModelConfig:
 
 
 WRONG_MODELS = [
-    (lambda: language_model(norm="batch"), "norm 'batch' is unknown.*allowed: none, layer, rms, rms_eps"),
     (lambda: language_model(final_norm="rsm"), "final_norm 'rsm' is unknown .did you mean 'rms'"),
-    (
-        lambda: language_model(ffn="reglu"),
-        "ffn 'reglu' is unknown.*allowed: none, gelu, .*geglu, geglu_erf, swiglu, bilinear",
-    ),
     (lambda: language_model(first_ffn="none"), "first_ffn must be one of gelu, .* or None, got 'none'"),
     (lambda: without_ffn(first_ffn="relu"), "first_ffn must be None with ffn 'none', got 'relu'"),
     (lambda: without_ffn(ffn_bias=False), "ffn_bias must be True with ffn 'none', got False"),
     (lambda: without_ffn(ffn_shift=True), "ffn_shift must be False with ffn 'none', got True"),
-    (lambda: language_model(embedding_norm="l2"), "embedding_norm 'l2' is unknown; allowed: none"),
-    (lambda: language_model(norm_eps=0.0), "norm_eps must be in .1e-20, 1., got 0.0"),
     (
         lambda: without_ffn(norm="none", final_norm="none", norm_eps=1e-5),
-        "norm_eps must be None without norms, got 1e-05",
+        "norm_eps must be None without norms",
     ),
-    (
-        lambda: language_model(norm_places=("before", "after")),
-        "norm_places must be one place, got .'before', 'after'.",
-    ),
+    (lambda: language_model(norm_places=("before", "after")), "norm_places must be one place, got"),
     (
         lambda: language_model(pattern=(HyenaConfig(), HyenaConfig()), norm_places=("after",) * 3),
-        "norm_places must be one place, or one for each of the pattern's 2 mixers, got",
+        "one place, or one for each of the pattern's 2",
     ),
-    (
-        lambda: language_model(norm_places=("behind",)),
-        "norm_places must be a tuple of any number of: one of before, after, got",
-    ),
+    (lambda: language_model(norm_places=("behind",)), "norm_places must be a tuple of .*: one of before"),
     (
         lambda: language_model(norm="none", norm_places=("after",)),
-        "norm_places must be .'before',. with norm 'none', got .'after',.",
+        ".'before',. with norm 'none', got .'after',.",
     ),
     (lambda: AttentionConfig(qk_norm="all"), "qk_norm must be 'head' without qk_norm_eps, got 'all'"),
-    (lambda: language_model(vocab_multiple=0), "vocab_multiple must be in 1..4096, got 0"),
-    (
-        lambda: language_model(round_embedding_scale=True),
-        "round_embedding_scale must be False without scale_embedding, got True",
-    ),
-    (lambda: language_model(init="gpt3"), "init 'gpt3' is unknown .did you mean 'gpt2'"),
-    (lambda: language_model(dtype="float16"), "dtype 'float16' is unknown"),
+    (lambda: language_model(round_embedding_scale=True), "must be False without scale_embedding"),
     (lambda: language_model(d_ff=None), "d_ff must be a width with ffn 'gelu_tanh', got None"),
     (lambda: language_model(ffn="none"), "d_ff must be None with ffn 'none', got 512"),
     (lambda: language_model(residual=False), "residual must be True unless norm and ffn are 'none'"),
     (lambda: language_model(head_bias=True), "head_bias must be False with tied_head"),
-    (lambda: language_model(logit_scale=0.0), "logit_scale must be above 0, got 0.0"),
-    (lambda: language_model(soft_cap=0.0), "soft_cap must be above 0, got 0.0"),
-    (lambda: language_model(vocab_size=1), "vocab_size must be at least 2, got 1"),
     (
         lambda: with_mixer(HyenaConfig(bidirectional=True)),
-        "pattern must be of causal mixers, to predict the next token, got 'hyena'",
+        "pattern must be of causal mixers, .*, got 'hyena'",
     ),
     (lambda: with_mixer(config.FastmaxConfig(causal=False)), "of causal mixers.*got 'fastmax'"),
     (lambda: with_mixer(AttentionConfig(3)), "n_heads must be a divisor of d_model=8, got 3"),
     (lambda: with_mixer(HyenaConfig(n_heads=3)), "n_heads must be a divisor of .*d_model=8, got 3"),
     (lambda: with_mixer(HyenaConfig(n_blocks=3)), "n_blocks must be a divisor of max_len=64, got 3"),
-    (
-        lambda: with_mixer(HyenaConfig(n_heads=2, filter_groups=8)),
-        "filter_groups must be a divisor of the channels of a head=4, got 8",
-    ),
+    (lambda: with_mixer(HyenaConfig(n_heads=2, filter_groups=8)), "divisor of the channels of a head=4"),
     (lambda: with_mixer(HawkConfig(gate_blocks=3)), "gate_blocks must be a divisor of width=8, got 3"),
     (lambda: with_mixer(config.H3Config(head_dim=3)), "head_dim must be a divisor of d_model=8, got 3"),
     (
         lambda: with_mixer(LocalAttentionConfig(n_heads=4)),
-        "such that pairs of the 2 channels of a head are rotated, got 0.5",
+        "pairs of the 2 channels of a head are rotated, got 0.5",
     ),
     (
         lambda: with_mixer(config.AttentionConfig(n_heads=2, rotary_fraction=0.1)),
-        "such that pairs of the 4 channels of a head are rotated, got 0.1",
+        "pairs of the 4 channels of a head.*got 0.1",
     ),
     (
         lambda: with_mixer(config.FIRConfig(config.ExplicitFilterConfig(65))),
@@ -541,108 +445,38 @@ WRONG_MODELS = [
         lambda: with_mixer(HyenaConfig(filter=config.TransferFunctionFilterConfig(n_state=64))),
         "n_state must be below max_len=64, got 64",
     ),
-    (lambda: ImageClassifierConfig(head="token"), "head 'token' is unknown .did you mean 'per_token'"),
-    (lambda: ImageClassifierConfig(n_classes=1), "n_classes must be at least 2, got 1"),
-    (lambda: ImageClassifierConfig(patch_size=(0, 4)), "patch_size must be in 1..32768, got .0, 4."),
     (
-        lambda: ImageClassifierConfig(image_size=(28, 28), patch_size=(4, 29)),
-        "patch_size must be at most image_size=.28, 28., got .4, 29.",
+        lambda: ImageClassifierConfig(image_size=(9, 9), patch_size=(4, 10)),
+        "patch_size must be at most image_size=.9, 9.",
     ),
     (lambda: ImageClassifierConfig().max_len, "image_size must be known when a model is built, got None"),
     (lambda: Experiment(model=ImageClassifierConfig()), "data must be what the model reads"),
     (lambda: Experiment(data=ImagesConfig()), "data must be what the model reads"),
 ]
 WRONG_MIXERS_AND_FILTERS = [
-    (lambda: HyenaConfig(gating="gate"), "gating 'gate' is unknown .did you mean 'gate_first'"),
-    (lambda: HyenaConfig(activation="swish"), "activation 'swish' is unknown"),
-    (lambda: HyenaConfig(short_filter_len=-1), "short_filter_len must be in 0..1024, got -1"),
-    (lambda: HawkConfig(short_filter_len=0), "short_filter_len must be in 1..1024, got 0"),
-    (
-        lambda: HyenaConfig(short_filter_len=0, short_init="lecun_normal"),
-        "short_init must be 'uniform' with short_filter_len 0, got 'lecun_normal'",
-    ),
-    (
-        lambda: HyenaConfig(short_filter_len=0, short_bias=False),
-        "short_bias must be True with short_filter_len 0, got False",
-    ),
-    (lambda: HyenaConfig(filter_groups=0), "filter_groups must be at least 1, got 0"),
-    (lambda: HyenaConfig(dropout=1.0), "dropout must be in .0, 1., got 1.0"),
-    (
-        lambda: config.GatedHyenaConfig(causal=False, short_filter_len=4),
-        "short_filter_len must be odd when causal is False, got 4",
-    ),
-    (lambda: HawkConfig(width=0), "width must be at least 1, got 0"),
-    (lambda: HawkConfig(width=2**31), "width must be at most 1048576"),
-    (lambda: HyenaConfig(inner_factor=65), "inner_factor must be at most 64, got 65"),
-    (lambda: LocalAttentionConfig(window=2**31), "window must be at most 16777216"),
-    (lambda: config.AFTFullConfig(rank=2**31), "rank must be at most 1048576"),
-    (lambda: config.AFTConvConfig(n_taps=2**31), "n_taps must be at most 16777216"),
-    (lambda: HawkConfig(ring="b"), "ring 'b' is unknown"),
-    (lambda: HawkConfig(max_radius=1.0), "max_radius must be below 1, got 1.0"),
+    (lambda: HyenaConfig(short_filter_len=0, short_init="lecun_normal"), "short_init must be 'uniform'"),
+    (lambda: HyenaConfig(short_filter_len=0, short_bias=False), "short_bias must be True with"),
+    (lambda: config.GatedHyenaConfig(causal=False, short_filter_len=4), "odd when causal is False, got 4"),
     (lambda: HawkConfig(min_radius=0.0), "min_radius must be in .0, max_radius=0.999., got 0.0"),
-    (
-        lambda: config.GatedDeltaConfig(n_value_heads=6),
-        "n_value_heads must be a multiple of n_heads=4, got 6",
-    ),
-    (lambda: config.GatedDeltaConfig(factors=0), "factors must be in 1..64, got 0"),
-    (lambda: config.GatedDeltaConfig(chunk=0), "chunk must be in 1..4096, got 0"),
-    (lambda: RWKV7Config(decay_rank=0), "decay_rank must be in 1..1048576"),
-    (lambda: RWKV7Config(n_heads=0), "n_heads must be in 1..1048576"),
-    (lambda: config.GatedDeltaConfig(norm_eps=0.0), "norm_eps must be in .1e-20, 1., got 0.0"),
+    (lambda: config.GatedDeltaConfig(n_value_heads=6), "n_value_heads must be a multiple of n_heads=4"),
     (lambda: with_mixer(config.GatedDeltaConfig(3)), "n_heads must be a divisor of d_model=8, got 3"),
     (lambda: config.Mamba2Config(n_groups=3), "n_groups must be a divisor of n_heads=4, got 3"),
     (lambda: config.Mamba2Config(dt_limit=(0.1, 0.0)), "dt_limit must be two ordered numbers"),
     (lambda: with_mixer(config.Mamba2Config(3)), "n_heads must be a divisor of inner_factor . d_model=16"),
     (lambda: HawkConfig(sign="shifted"), "min_radius must be below 0.9 with sign 'shifted'.*got 0.9"),
     (lambda: AttentionConfig(4, n_kv_heads=3), "n_kv_heads must be a divisor of n_heads=4, got 3"),
-    (lambda: AttentionConfig(rotary_fraction=1.5), "rotary_fraction must be in .0, 1., got 1.5"),
     (lambda: AttentionConfig(rotary_scaling=2.0), "rotary_scaling must be 1 with rotary_fraction 0, got 2.0"),
-    (lambda: LocalAttentionConfig(rotary_scaling=0.5), "rotary_scaling must be in .1, 16777216., got 0.5"),
-    (lambda: AttentionConfig(qk_norm_eps=0.0), "qk_norm_eps must be in .1e-20, 1., got 0.0"),
-    (
-        lambda: AttentionConfig(hard_alibi_heads=4),
-        "hard_alibi_heads must be below n_heads=4, and a multiple of the 1 heads that share keys, got 4",
-    ),
-    (
-        lambda: AttentionConfig(hard_alibi_heads=1, n_kv_heads=2),
-        "hard_alibi_heads must be below n_heads=4, and a multiple of the 2 heads that share keys, got 1",
-    ),
-    (
-        lambda: AttentionConfig(hard_alibi_heads=1, causal=False),
-        "hard_alibi_heads must be 0 with causal False, got 1",
-    ),
-    (lambda: LocalAttentionConfig(window=0), "window must be at least 1, got 0"),
-    (lambda: config.FastmaxConfig(p=5), "p must be in 1..4, got 5"),
-    (lambda: config.FastmaxConfig(scale=0.0), "scale must be in .0, 1000., got 0.0"),
-    (lambda: config.AFTFullConfig(rank=0), "rank must be at least 1, got 0"),
-    (lambda: config.AFTLocalConfig(window=0), "window must be at least 1, got 0"),
-    (lambda: config.AFTConvConfig(n_taps=0), "n_taps must be at least 1, got 0"),
-    (lambda: config.H3Config(n_taps=0), "n_taps must be in 1..1024, got 0"),
-    (lambda: config.ExplicitFilterConfig(n_taps=0), "n_taps must be at least 1, got 0"),
-    (lambda: config.ShortFilterConfig(n_taps=129), "n_taps must be in 1..128, got 129"),
+    (lambda: AttentionConfig(hard_alibi_heads=4), "hard_alibi_heads must be below n_heads=4"),
+    (lambda: AttentionConfig(hard_alibi_heads=1, n_kv_heads=2), "a multiple of the 2 heads"),
+    (lambda: AttentionConfig(hard_alibi_heads=1, causal=False), "must be 0 with causal False"),
     (lambda: config.ShortFilterConfig(decay=(2.0, 1.0)), "decay must be two rates in .*, got .2.0, 1.0."),
-    (lambda: config.ShortFilterConfig(deviation=0.0), "deviation must be in .0, 1000., got 0.0"),
     (lambda: config.RealModalFilterConfig(min_rate=1.0), "min_rate must be in .0, max_rate=0.0368."),
-    (lambda: config.RealModalFilterConfig(n_modes=2**20), "n_modes must be at most 65536"),
-    (lambda: config.STUFilterConfig(n_vectors=0), "n_vectors must be at least 1, got 0"),
-    (lambda: config.STUFilterConfig(alternating="own"), "alternating 'own' is unknown"),
-    (lambda: config.FNOFilterConfig(n_modes=0), "n_modes must be at least 1, got 0"),
-    (lambda: config.CKConvFilterConfig(emb_dim=2**20 + 1), "emb_dim must be at most 65536"),
-    (lambda: config.CKConvFilterConfig(n_hidden=65), "n_hidden must be at most 64, got 65"),
-    (lambda: config.S4DFilterConfig(n_state=2**20), "n_state must be at most 65536"),
-    (lambda: config.ModalFilterConfig(n_modes=2**20), "n_modes must be at most 65536"),
-    (lambda: config.LookupFilterConfig(width=2**20), "width must be at most 65536"),
     (lambda: config.S4DFilterConfig(n_state=7), "n_state must be even and at least 2, got 7"),
     (lambda: config.S4DFilterConfig(dt_min=1.0), "dt_min must be in .0, dt_max=0.1., got 1.0"),
-    (lambda: config.ModalFilterConfig(max_radius=1.0), "max_radius must be below 1, got 1.0"),
-    (lambda: config.LookupFilterConfig(width=0), "width must be at least 1, got 0"),
-    (lambda: config.WindowedFilterConfig(norm_axis="time"), "norm_axis 'time' is unknown"),
-    (lambda: config.SirenFilterConfig(frequency=0.0), "frequency must be above 0, got 0.0"),
     (lambda: config.SirenFilterConfig(fast_decay=2), "fast_decay must be in .1e-6, slow_decay=1.5., got 2"),
 ]
 WRONG_TYPES = [
     (lambda: HyenaConfig(filter=HyenaConfig()), "filter must be a FilterConfig, got"),
-    (lambda: HyenaConfig(order=10**6), "order must be at most 64"),
     (lambda: with_mixer("hyena"), "pattern must be a tuple of any number of: a MixerConfig"),
     (lambda: LanguageModelConfig(pattern=[HyenaConfig()]), "pattern must be a tuple"),
     (lambda: LanguageModelConfig(d_model=None), "d_model must be an int, got None"),
@@ -658,6 +492,15 @@ WRONG_TYPES = [
 def test_what_is_wrong_is_refused_by_name(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_no_option_that_counts_takes_a_number_below_zero(own_parts):
+    parts = [kind for registry in config.REGISTRIES for kind in registry.values()]
+    for kind in (*parts, Experiment, config.ParameterGroup, config.TrainingConfig, config.LoggingConfig):
+        for name, hint in field_types(kind).items():
+            if int in (hint, *typing.get_args(hint)):
+                with pytest.raises(UserError, match=f"^{name} must be .*, got -1$"):
+                    kind(**{name: -1})
 
 
 def test_the_experiment_that_is_loaded_is_made_of_plain_values(tmp_path):

@@ -141,8 +141,8 @@ def test_a_faulty_mixer_is_one_line_before_anything_is_trained(right, wrong, mes
     assert right in text
     file.write_text(text.replace(right, wrong))
     run = tmp_path / "run"
-    flags = ["--plugin", str(file), "--model.pattern", "ema_by_hand", "--workdir", str(run)]
-    assert cli.main(["train", "tasks:majority", *flags]) == 2
+    flags = ["--plugin", str(file), "--model.pattern", "ema_by_hand", "--model.n-layers", "1"]
+    assert cli.main(["train", "tasks:majority", *flags, "--workdir", str(run)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(message, error)

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -77,6 +78,17 @@ def test_signals_are_noted_unless_they_are_ignored(number):
             assert asked == []
     finally:
         signal.signal(number, before)
+
+
+def test_outside_the_main_thread_no_signals_are_noted():
+    """Python does not let other threads set handlers."""
+
+    def asked() -> list[int]:
+        with noted_signals() as asked:
+            return asked
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(asked).result() == []
 
 
 def test_a_process_ends_with_its_launcher_before_it_has_imported_anything(tmp_path):

@@ -3,11 +3,9 @@
 import importlib.util
 import json
 import os
-import random
 import re
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -41,14 +39,6 @@ MIXED = {
     "DROPOUT": 0.1,
     "DTYPE": "bfloat16",
 }
-CHANGED = """
-import json, runpy, sys
-from pathlib import Path
-program, changes, workdir, steps = sys.argv[1:]
-train = runpy.run_path(program)["train"]
-train.__globals__.update(json.loads(changes))
-train(Path(workdir), int(steps))
-"""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -113,10 +103,6 @@ def newest(workdir: Path) -> dict:
     return reader.restore(folder, restore_args=as_arrays)
 
 
-def command(changes: dict, workdir: Path, steps: int) -> list[str]:
-    return [sys.executable, "-c", CHANGED, str(PROGRAM), json.dumps(changes), str(workdir), str(steps)]
-
-
 def test_one_can_hold_it():
     assert len(PROGRAM.read_text(encoding="utf-8").splitlines()) <= 200
 
@@ -174,29 +160,6 @@ def test_a_killed_run_continues_to_the_same_bits(tmp_path, capsys):
     jax.tree.map(np.testing.assert_array_equal, *map(newest, (tmp_path / "whole", tmp_path / "killed")))
     assert minimal.train(tmp_path / "killed", 10) == {}
     assert capsys.readouterr().out.splitlines()[-1] == sample
-
-
-@pytest.mark.grid
-@pytest.mark.faults
-def test_sigkill_loses_only_the_steps_since_the_last_checkpoint(tmp_path):
-    """Kills at random moments, in saves too, since every step is saved."""
-    changes, draw = {**SMALL, "CHECKPOINT_EVERY": 1}, random.Random(0)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    end = subprocess.run(command(changes, whole, 60), capture_output=True, check=True).stdout.splitlines()
-    for _ in range(3):
-        process = subprocess.Popen(command(changes, killed, 60), stdout=subprocess.PIPE)
-        n_lines = 4  # of the text, maybe of the checkpoint, and of steps
-        assert all(process.stdout.readline() for _ in range(n_lines))
-        time.sleep(draw.uniform(0, 0.5))
-        process.kill()
-        process.communicate()
-    again = subprocess.run(command(changes, killed, 60), capture_output=True, check=True).stdout
-    assert b"continuing after step" in again
-    losses = [b" ".join(line.split()[:4]) for line in again.splitlines() if line.startswith(b"step")]
-    assert losses == [b" ".join(line.split()[:4]) for line in end if line.startswith(b"step")][-len(losses) :]
-    assert again.splitlines()[-1] == end[-1]
-    jax.tree.map(np.testing.assert_array_equal, newest(whole), newest(killed))
-    assert {path.name for path in killed.iterdir()} == {path.name for path in whole.iterdir()}
 
 
 @pytest.mark.grid

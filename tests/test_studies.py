@@ -359,7 +359,7 @@ def test_rates_are_not_searched_again():
     assert study.searches_of({}) == {}
 
 
-@pytest.mark.parametrize("x", [None, "width", "length", "task"])
+@pytest.mark.parametrize("x", [None, "width", *in_grid("length", "task")])
 def test_figures_are_drawn(tmp_path, x):
     pages.draw(
         dataclasses.replace(EXAMPLE, x=x, lengths={32: str, 64: str}),
