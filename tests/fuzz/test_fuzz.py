@@ -4,6 +4,7 @@ import contextlib
 import io
 import signal
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,10 @@ import pytest
 from fuzz.command_lines import command_lines
 from fuzz.experiments import Plan, experiments
 from hypothesis import HealthCheck, given, settings
+from tolerances import assert_close
 
 from hyena_jax import cli, models
-from hyena_jax.config import (
-    Experiment,
-    ImageClassifierConfig,
-    decode,
-    encode,
-)
+from hyena_jax.config import Experiment, ImageClassifierConfig, decode, encode
 from hyena_jax.system.errors import UserError
 from hyena_jax.training import setup
 from hyena_jax.training.optimizer import make_optimizer
@@ -115,7 +112,7 @@ def complete(experiment: Experiment) -> bool:
 
 
 def train_one_step(experiment: Experiment) -> dict:
-    """The metrics of the first step on random data."""
+    """The metrics of the first step on random data, in documents if the mixers keep them apart."""
     model = models.build(experiment.model)
     params = init_params(model, experiment.seed)
     optimizer = make_optimizer(experiment.optimizer, params, experiment.training.steps)
@@ -129,6 +126,12 @@ def train_one_step(experiment: Experiment) -> dict:
         for name, shape in shapes.items()
     }
     step = jax.jit(make_train_step(model, optimizer, experiment.seed))
+    if experiment.model.inputs == "tokens":
+        documents = np.arange(experiment.data.seq_len, dtype=np.int32) // 5
+        apart = {**batch, "segment_ids": np.broadcast_to(documents, shapes["inputs"].shape)}
+        with contextlib.suppress(UserError):
+            jax.eval_shape(model.apply, {"params": params}, batch["inputs"], apart["segment_ids"])
+            batch = apart
     return jax.device_get(step(init_state(params, optimizer), batch)[1])
 
 
@@ -156,11 +159,15 @@ class Tried:
             if self.trained < self.steps and size < MAX_PARAMETERS and logits.size < MAX_PARAMETERS:
                 try:
                     metrics = train_one_step(experiment)
+                    remat = "block" if experiment.model.remat == "none" else "none"
+                    other = train_one_step(replace(experiment, model=replace(experiment.model, remat=remat)))
                 except UserError as error:  # a group of the optimizer that matches nothing
                     assert_clear(str(error))
                     return
                 finite = {name: bool(np.isfinite(metrics[name])) for name in ("loss", "grad_norm")}
                 assert all(finite.values()), metrics
+                for name in finite:
+                    assert_close(other[name], metrics[name], experiment.model.dtype)
                 self.trained += 1
                 if self.trained % 20 == 0:
                     jax.clear_caches()
