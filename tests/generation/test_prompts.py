@@ -27,9 +27,8 @@ def end_of(tokens, texts):
     return min(ends, default=len(text))
 
 
-@pytest.mark.parametrize("length", [2, 3, 5])
-@pytest.mark.parametrize("at", [0, 7, TILE - 1, TILE + 3])
-def test_rows_end_after_their_stop_texts(length, at):
+@pytest.mark.parametrize(("at", "length"), [(0, 2), (7, 5), (TILE - 1, 3), (TILE + 3, 5)])
+def test_rows_end_after_their_stop_texts(at, length):
     free = drawn("hyena", RAGGED, **OPTIONS)
     stop = LETTERS.decode(free[1].tokens[at : at + length])
     ends = [end_of(row.tokens, [stop]) for row in free]

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.xdist_group("saved_state")  # its tests share a model
 def built(*pattern, **options):
     sizes = {"n_layers": len(pattern), "d_model": 8, "d_ff": 8, "max_len": 90, "vocab_size": 11}
     module = models.build(LanguageModelConfig(pattern=pattern, **sizes, **options))
-    return module, jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
+    shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 3), jnp.int32))["params"]
+    rng = np.random.default_rng(0)
+    return module, jax.tree.map(lambda leaf: np.float32(0.3 * rng.standard_normal(leaf.shape)), shapes)
 
 
 def written(path, module, params):
@@ -45,18 +47,16 @@ def saved(model, tmp_path):
     return written(tmp_path / "state", *model)
 
 
-def test_a_saved_state_goes_on_as_if_it_had_not_been_saved(model, saved):
+def assert_equal_states(ours, expected):
+    chex.assert_trees_all_equal(ours, expected)
+    chex.assert_trees_all_equal_dtypes(ours.state, expected.state)
+
+
+def test_a_saved_state_is_as_it_was(model, saved):
     prompted, path, origin = saved
     loaded = saved_state.load_state(path, *model, origin)
     assert loaded.room == prompted.room == 87
-    chex.assert_trees_all_equal(loaded, prompted)
-    request = Request(TILE + 1, seed=2, n_samples=2)
-    for ours, expected in zip(
-        continuations(proceed(*model, loaded, request)),
-        continuations(proceed(*model, prompted, request)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(ours.tokens, expected.tokens)
+    assert_equal_states(loaded, prompted)
 
 
 def test_a_state_of_other_parameters_is_refused(model, saved):
@@ -146,12 +146,9 @@ def with_first(change):
 
 CHANGES = {
     "a long context": (about(context=10**12), "context must be in 3..90"),
-    "no context": (about(context=None), "context must be in 3..90, got None"),
     "no rows": (about(rows=0), "rows must be in 1.."),
     "fewer rows": (about(rows=1), r"logits must be F32 \[1, 11\], got 'F32 \[2, 11\]'"),
     "more rows": (about(rows=3), "cannot be read: .*read/2"),
-    "many rows": (about(rows=10**12), "rows must be in 1.."),
-    "rows of another type": (about(rows=[2]), "rows must be in 1.."),
     "another format": (about(format=3), "format must be 2, got 3"),
     "another fact": (about(other=1), "must be an object with format, origin"),
     "a long fact": (about(origin="0" * 2000), "must be a short text"),
@@ -160,13 +157,10 @@ CHANGES = {
     "without a prompt": (without("read/0"), "cannot be read: .*read/0"),
     "without a part of the state": (without("state/first"), r"state/first must be I32 .*, got 'absent'"),
     "another array": (changed(x=np.zeros(2)), "x must be absent, got 'F64"),
-    "logits of another dtype": (changed(logits=np.zeros((2, 11))), "logits must be F32"),
     "NaN": (changed(logits=np.full((2, 11), np.nan, np.float32)), "a number everywhere"),
     "another shape": (with_first(lambda x: x[..., :1].copy()), "must be F32"),
-    "another dtype": (with_first(lambda x: x.astype(np.float64)), "must be F32"),
     "a dtype that NumPy lacks": (with_first(lambda x: x.astype(ml_dtypes.float8_e4m3fn)), "got 'F8_E4M3"),
     "tokens that are none": (changed(read_0=np.array([3, 99, 4], np.int32)), "prompt token must be"),
-    "tokens of two axes": (changed(read_0=np.ones((3, 1), np.int32)), r"read/0 must be I32 \[3\]"),
     "an empty prompt": (changed(read_1=np.zeros(0, np.int32)), "at least one token"),
     "more tokens than context": (changed(read_1=np.zeros(91, np.int32)), "context must be in 91..90"),
 }
@@ -195,14 +189,11 @@ def test_metadata_of_other_files_are_refused(model, saved, tmp_path, metadata, m
         saved_state.load_state(tmp_path / "other", *model, saved[2])
 
 
-def test_the_first_format_is_refused(model, saved, tmp_path):
+def test_the_first_format_and_a_pipe_are_refused(model, saved, tmp_path):
     path = tmp_path / "state.npz"
     np.savez(path, about=json.dumps({"format": 1, "origin": saved[2]}), leaf_0=np.zeros(3))
     with pytest.raises(UserError, match="saved by an earlier version, in format 1; read the prompts again"):
         saved_state.load_state(path, *model, saved[2])
-
-
-def test_a_pipe_is_refused(model, saved, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="a file, not a pipe"):
         saved_state.load_state(tmp_path / "pipe", *model, saved[2])
@@ -227,15 +218,18 @@ def test_a_full_disk_leaves_the_file_as_it_was(saved, monkeypatch):
     [
         (AttentionConfig(), {"dtype": "bfloat16"}, "bfloat16"),
         (HyenaConfig(filter=ModalFilterConfig()), {}, "complex64"),
+        (HyenaConfig(), {}, "float32"),
     ],
 )
-def test_dtypes_of_states_are_kept(tmp_path, mixer, options, name):
+def test_a_saved_state_of_any_dtype_goes_on_as_if_it_had_not_been_saved(tmp_path, mixer, options, name):
     model = built(mixer, **options)
     prompted, path, origin = written(tmp_path / "state", *model)
     loaded = saved_state.load_state(path, *model, origin)
     assert name in {leaf.dtype.name for leaf in jax.tree.leaves(prompted.state)}
-    chex.assert_trees_all_equal(loaded, prompted)
-    chex.assert_trees_all_equal_dtypes(loaded.state, prompted.state)
+    assert_equal_states(loaded, prompted)
+    request = Request(TILE + 1, seed=2, n_samples=2)
+    ours, expected = (continuations(proceed(*model, state, request)) for state in (loaded, prompted))
+    chex.assert_trees_all_equal(ours, expected)
 
 
 def test_dtypes_have_the_names_of_the_library(tmp_path):

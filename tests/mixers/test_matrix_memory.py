@@ -56,19 +56,22 @@ def test_published_sizes(name):
     assert [leaf.size for leaf in jax.tree.leaves(state.memory)] == memory
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 16), (1, 16)])
-def test_initial_decay_rates_are_uniform(low, high):
-    rates = np.exp(np.float64(a_log_init(low, high)(jax.random.key(0), (4096,))))
-    assert_uniform((rates - low) / (high - low))
+def init(module):
+    """One token suffices."""
+    return jax.jit(module.init)(jax.random.key(0), X[:1, :1])["params"]
 
 
-def test_initial_time_steps_are_log_uniform():
-    steps = np.log1p(np.exp(np.float64(dt_bias_init(jax.random.key(0), (4096,)))))
+def test_initial_decay_rates_are_uniform_and_time_steps_log_uniform():
+    key, shape = jax.random.key(0), (4096,)
+    for low in (0, 1):
+        rates = np.exp(np.float64(a_log_init(low, 16)(key, shape)))
+        assert_uniform((rates - low) / (16 - low))
+    steps = np.log1p(np.exp(np.float64(dt_bias_init(key, shape))))
     assert_uniform(np.log(steps / 1e-3) / np.log(100))
 
 
 def test_initial_distributions_of_gated_delta():
-    params = jax.jit(GatedDelta(16, 31, GatedDeltaConfig()).init)(jax.random.key(0), X)["params"]
+    params = init(GatedDelta(16, 31, GatedDeltaConfig()))
     for name in ("qkv_proj", "gate_proj", "out_proj"):
         assert_drawn(params[name]["kernel"], 0.02)
     assert np.all(params["norm"]["scale"] == 1)
@@ -76,7 +79,7 @@ def test_initial_distributions_of_gated_delta():
 
 def test_initial_distributions_of_mamba2():
     """Uniform within 1 / sqrt(fan_in), the last layer divided by the square root of the depth."""
-    params = jax.jit(Mamba2(16, 31, Mamba2Config(d_state=8), n_layers=9).init)(jax.random.key(0), X)["params"]
+    params = init(Mamba2(16, 31, Mamba2Config(d_state=8), n_layers=9))
     for values, bound in (
         (params["in_proj"]["kernel"], 1 / 4),
         (params["out_proj"]["kernel"], 1 / np.sqrt(32) / 3),
@@ -90,8 +93,7 @@ def test_initial_distributions_of_mamba2():
 
 def test_initial_constants_of_rwkv7():
     """The formulas of the published code, for the second of three layers and two heads of 8 channels."""
-    module = RWKV7(16, 31, RWKV7Config(2), n_layers=3, layer=1)
-    params = jax.jit(module.init)(jax.random.key(0), X)["params"]
+    params = init(RWKV7(16, 31, RWKV7Config(2), n_layers=3, layer=1))
     c, line = np.arange(16), np.arange(16) / 15
     zigzag = (c % 8 - 3.5) / 3.5
     powers = np.array([0.2, 0.9, 0.7, 0.7, 0.9, 0.2]) * (1 - 1 / 3)
@@ -109,7 +111,7 @@ def test_initial_constants_of_rwkv7():
 )
 def test_the_chunk_changes_rounding_alone(module, config):
     """Also of a chunk longer than the sequence, and of one that does not divide it."""
-    params = jax.jit(module(16, 31, config).init)(jax.random.key(0), X)
+    params = {"params": init(module(16, 31, config))}
     long, short = replace(config, chunk=64), replace(config, chunk=5)
     outputs = [jax.jit(module(16, 31, chunked).apply)(params, X) for chunked in (long, short)]
     assert_close(outputs[1], np.float64(outputs[0]))
@@ -123,8 +125,8 @@ def test_an_update_that_reads_nothing_erases_nothing():
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 2, 11, 3, 4))
     log_a = -rng.random((2, 11, 3, 4))
-    narrow = (jnp.asarray(z, jnp.float32) for z in (q, k, v, log_a))
-    found = Parallel((2, 11), None, None).update(*narrow)
+    narrow = (np.float32(z) for z in (q, k, v, log_a))
+    found = jax.jit(Parallel((2, 11), None, None).update)(*narrow)
     sums, expected = np.cumsum(log_a, axis=1), np.zeros(v.shape)
     for t in range(11):
         for s in range(t + 1):

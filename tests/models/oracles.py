@@ -1,10 +1,13 @@
 """Helpers of the tests of models."""
 
+from collections.abc import Callable
+from functools import cache
+
 import jax
 import numpy as np
 
 from hyena_jax import models
-from hyena_jax.config import ModelConfig
+from hyena_jax.config import MixerConfig, ModelConfig
 from hyena_jax.mixers import mixer_class
 
 
@@ -16,20 +19,26 @@ def random_params(config: ModelConfig, inputs: jax.Array) -> dict:
     return jax.device_put(drawn)
 
 
+@cache
+def applied(config: MixerConfig, d_model: int, max_len: int) -> Callable:
+    """(params, x, handed) -> y, and what is handed on; compiled once for all models of these sizes."""
+    module = mixer_class(config)(d_model, max_len, config)
+
+    @jax.jit
+    def apply(params, x, before):
+        after = dict(before)
+        return module.apply({"params": params}, x, handed=after), after
+
+    return apply
+
+
 def mixers_of(config: ModelConfig) -> list:
     """The mixers of the pattern as functions for the oracles of models, for one pass through the model."""
     handed = {}
 
     def mixer(mixer_config):
-        module = mixer_class(mixer_config)(config.d_model, config.max_len, mixer_config)
-
-        @jax.jit
-        def apply(params, x, before):
-            after = dict(before)
-            return module.apply({"params": params}, x, handed=after), after
-
         def run(params, x):
-            y, after = apply(params, np.float32(x), handed)
+            y, after = applied(mixer_config, config.d_model, config.max_len)(params, np.float32(x), handed)
             handed.update(after)
             return np.float64(y)
 

@@ -40,7 +40,7 @@ def harness(run, monkeypatch):
 
 def test_a_continuation_is_scored_and_its_context_is_not(harness, run):
     context, text = (run.tokenizer.encode(text).tolist() for text in ("the c", "at"))
-    logits = run.model.apply({"params": run.params}, np.array([context + text], np.int32))
+    logits = jax.jit(run.model.apply)({"params": run.params}, np.array([context + text], np.int32))
     log_probs = np.asarray(jax.nn.log_softmax(logits[0]), np.float64)
     expected = [log_probs[len(context) - 1 + i, symbol] for i, symbol in enumerate(text)]
     (found, _), (first, _) = harness._loglikelihood_tokens([(None, context, text), (None, context, text[:1])])

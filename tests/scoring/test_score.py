@@ -24,8 +24,8 @@ MAX_LEN, N_SYMBOLS = 67, 13
 SIZES = {"n_layers": 1, "d_model": 8, "d_ff": 8, "max_len": MAX_LEN, "vocab_size": N_SYMBOLS + 3}
 MODEL = models.build(LanguageModelConfig(pattern=(HyenaConfig(),), **SIZES))
 DRAW = np.random.default_rng(0)
-TEXTS = [DRAW.integers(0, N_SYMBOLS, n) for n in (1, 0, 2, 31, 67, 68, 139)]
-NAMES = [*"abcdefg"]
+TEXTS = [DRAW.integers(0, N_SYMBOLS, n) for n in (1, 0, 2, 67, 68, 86)]
+NAMES = [*"abcdef"]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_scores_are_the_forward_passes_in_float64(params):
         scoring = plan_scoring(MODEL, params, tokenizer, TEXTS, NAMES, context, stride, batch_size=2)
         for likelihood in (likelihood for block in scoring.likelihoods() for likelihood in block):
             assert len(likelihood.log_probs) == len(likelihood.tokens)
-            if len(likelihood.tokens) in (31, 139):
+            if len(likelihood.tokens) in (2, 86):
                 sequence = np.concatenate([context, likelihood.tokens])
                 wanted = plain(params, sequence, n_unscored, stride)[n_unscored:]
                 np.testing.assert_allclose(likelihood.log_probs, wanted, rtol=0, atol=1e-11)

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,15 +18,7 @@ from whole_runs import losses, rows
 from hyena_jax import cli
 from hyena_jax.config import MIXER_CONFIGS, Cluster, Experiment, LanguageModelConfig, load_plugin
 from hyena_jax.parallel import processes as distributed
-from hyena_jax.parallel.processes import (
-    from_first,
-    gather,
-    join,
-    lost_another,
-    on_all,
-    require_equal,
-    require_equal_devices,
-)
+from hyena_jax.parallel.processes import join, lost_another, require_equal, require_equal_devices
 from hyena_jax.system.errors import UserError
 from hyena_jax.training import setup
 from hyena_jax.training.checkpoint import saved_steps
@@ -38,18 +29,13 @@ SMALL = """
     --data.seq-len 16 --data.batch-size 8 --optimizer.schedule.decay-steps 100 --logging.sample-tokens 0
     --training.log-every 1 --training.eval-every 4 --training.checkpoint-every 2 --no-logging.tensorboard
 """.split()
-
-
-EXTENSIONS = Path(__file__).parents[1] / "extensions"
 HYENA = ("--model.pattern.0.filter.width", 4)
 ATTENTION = ("--model.pattern", "attention", "--model.pattern.0.n-heads", 2)  # which compiles fastest
-CHECKED = ("--parallel.check-replicas-every", 4)
 
 
 def arguments(text, workdir, steps, *more, model=ATTENTION):
-    place = ["train", "quickstart", "--workdir", workdir]
-    data = [] if text is None else ["--data.path", text]
-    return [str(word) for word in (*place, *data, *model, *SMALL, "--training.steps", steps, *more)]
+    place = ["train", "quickstart", "--workdir", workdir, "--data.path", text]
+    return [str(word) for word in (*place, *model, *SMALL, "--training.steps", steps, *more)]
 
 
 def started(command, **environment):
@@ -102,8 +88,8 @@ def pid_of(launcher, process_id):
     return int(line.split()[0])
 
 
-def assert_like_one_process(text, tmp_path, workdir, steps, *more, model=ATTENTION):
-    assert cli.main(arguments(text, tmp_path / "one", steps, *more, model=model)) == 0
+def assert_like_one_process(text, tmp_path, workdir, steps, model=ATTENTION):
+    assert cli.main(arguments(text, tmp_path / "one", steps, model=model)) == 0
     for part in ("train", "validation"):
         found = {row["step"]: row[f"{part}/loss"] for row in rows(workdir) if f"{part}/loss" in row}
         found = [loss for step, loss in found.items() if step <= steps]
@@ -126,15 +112,14 @@ def test_two_processes_train_as_one_and_a_killed_one_ends_both(text, tmp_path):
 @pytest.mark.parametrize(
     ("layout", "model"),
     [
-        ("sharded --parallel.fsdp 2", ATTENTION),
-        pytest.param("sharded --parallel.sequence 4", HYENA, marks=pytest.mark.grid),
+        ("--parallel.fsdp 2", ATTENTION),
+        pytest.param("--parallel.sequence 4", HYENA, marks=pytest.mark.grid),
     ],
 )
 def test_four_processes_train_as_one_and_save_together(text, tmp_path, layout, model):
     workdir = tmp_path / "four"
-    flags = [*f"--parallel.strategy {layout}".split(), *CHECKED]
-    command = arguments(text, workdir, 8, *flags, model=model)
-    output = ended(4, command)
+    flags = f"--parallel.strategy sharded {layout} --parallel.check-replicas-every 4".split()
+    output = ended(4, arguments(text, workdir, 8, *flags, model=model))
     assert "8 x cpu in 4 processes" in output
     assert output.count("run folder") == 1
     assert not damage_in(workdir / "checkpoints" / "8")
@@ -190,27 +175,10 @@ def test_a_signal_to_one_stops_and_saves_all_at_one_step(text, tmp_path, name, s
     assert not damage_in(checkpoints / str(step))
 
 
-@pytest.mark.grid
-@pytest.mark.scale
-def test_two_processes_continue_to_the_same_bits_and_four_nearly(text, tmp_path):
-    mesh = ["--parallel.strategy", "sharded", "--parallel.fsdp", 4]
-    two, whole = tmp_path / "two", tmp_path / "whole"
-    ended(2, arguments(text, two, 4, *mesh))
-    four = shutil.copytree(two, tmp_path / "four")
-    for n_processes, workdir in ((2, two), (4, four)):
-        assert "continuing after step 4" in ended(n_processes, arguments(text, workdir, 8, *mesh))
-    ended(2, arguments(text, whole, 8, *mesh))
-    expected = losses(whole)
-    assert len(expected) == 8
-    assert losses(two) == expected
-    assert losses(four) == pytest.approx(expected, abs=1e-5)
-
-
 @pytest.mark.scale
 def test_a_process_that_does_not_answer_is_given_up(text, tmp_path):
-    with launched(
-        2, arguments(text, tmp_path / "two", 100_000, "--parallel.heartbeat-timeout", 5), grace=1
-    ) as launcher:
+    command = arguments(text, tmp_path / "two", 100_000, "--parallel.heartbeat-timeout", 5)
+    with launched(2, command, grace=1) as launcher:
         until(launcher, "step      4   validation loss")
         os.kill(pid_of(launcher, 1), signal.SIGSTOP)
         rest = launcher.stdout.readlines()
@@ -243,17 +211,6 @@ def test_processes_that_do_not_fit_together_are_refused(text, tmp_path, workdir,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.grid
-@pytest.mark.scale
-@pytest.mark.usefixtures("own_parts")
-def test_rows_of_a_users_iterator_train_in_two_processes_as_in_one(tmp_path):
-    """And continue: each process reads the whole iterator and keeps its own rows of a batch."""
-    own = ["--plugin", EXTENSIONS / "drawn_rows.py", "--data", "drawn_rows", "--logging.sample-prompt", None]
-    for steps in (4, 6):
-        ended(2, arguments(None, tmp_path / "two", steps, *own))
-    assert_like_one_process(None, tmp_path, tmp_path / "two", 6, *own)
-
-
 @pytest.mark.scale
 def test_processes_stop_and_save_when_their_launcher_is_killed(text, tmp_path):
     workdir = tmp_path / "two"
@@ -276,10 +233,9 @@ def test_what_is_wrong_in_one_process_ends_all(text, tmp_path):
     ("error", "is_lost"),
     [
         (OSError("no space"), True),
-        (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer [127.0.0.1]:24738"), True),
+        (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
         (jax.errors.JaxRuntimeError("INTERNAL: Gloo all-reduce failed"), True),
         (ValueError("sequence length must be at least 1"), False),
-        (UserError("CONFIG must come first after train"), False),
         (None, False),
     ],
 )
@@ -290,12 +246,7 @@ def test_a_broken_connection_is_told_from_wrong_input(error, is_lost, monkeypatc
     assert not lost_another(error)
 
 
-def test_alone_everything_is_agreed():
-    assert gather({"a": 1}) == [{"a": 1}]
-    assert from_first(lambda: [1, 2]) == [1, 2]
-    require_equal({"it": 3})
-    with pytest.raises(UserError, match="wrong"):
-        on_all(lambda: (_ for _ in ()).throw(UserError("wrong")))
+TWO = {"coordinator": "a:1", "num_processes": 2, "process_id": 1}
 
 
 @pytest.mark.parametrize(
@@ -303,14 +254,11 @@ def test_alone_everything_is_agreed():
     [
         ({"num_processes": 2}, "num_processes must be given with coordinator, and only then, got 2"),
         ({"coordinator": "a:1"}, "num_processes must be given with coordinator"),
-        ({"coordinator": "a", "num_processes": 2, "process_id": 0}, "coordinator must be HOST:PORT"),
-        ({"coordinator": "a:1", "num_processes": 2, "process_id": 2}, r"process_id must be in 0..1, got 2"),
-        ({"coordinator": "a:0", "num_processes": 2, "process_id": 1}, "a port in 1..65535, got 'a:0'"),
-        ({"coordinator": "::1:80", "num_processes": 2, "process_id": 1}, "coordinator must be HOST:PORT"),
-        (
-            {"coordinator": "a:1", "num_processes": 2, "process_id": 1, "distributed": True},
-            "distributed must be False when coordinator is given",
-        ),
+        ({**TWO, "process_id": 2}, r"process_id must be in 0..1, got 2"),
+        ({**TWO, "coordinator": "a"}, "coordinator must be HOST:PORT"),
+        ({**TWO, "coordinator": "a:0"}, "a port in 1..65535, got 'a:0'"),
+        ({**TWO, "coordinator": "::1:80"}, "coordinator must be HOST:PORT"),
+        ({**TWO, "distributed": True}, "distributed must be False when coordinator is given"),
         ({"join_timeout": 0.0}, "join_timeout must be above 0"),
     ],
 )
@@ -348,14 +296,20 @@ def test_processes_must_agree_on_every_setting_and_on_their_plugins(monkeypatch,
     assert said.items() >= {"workdir": "runs/a", "seed": 3, "training.steps": 2000}.items()
 
 
+JOB = {f"SLURM_{name}": "0" for name in ("PROCID", "LOCALID")}
+JOB |= {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "1"}
+
+
 class Joined(Exception):
     """All checks passed, and JAX would connect now."""
 
 
 @pytest.fixture
 def joined(monkeypatch):
-    """The arguments that JAX would join with."""
+    """The arguments that JAX would join with, in a job of Slurm."""
     found = {}
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
 
     def initialize(*place, **options):
         found.update(options, place=place)
@@ -367,18 +321,7 @@ def joined(monkeypatch):
     return found
 
 
-JOB = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_NODELIST": "localhost",
-    "SLURM_NTASKS": "1",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-}
-
-
-def test_a_coordinator_listens_on_its_own_address(joined, monkeypatch):
-    for name, value in JOB.items():
-        monkeypatch.setenv(name, value)
+def test_a_coordinator_listens_on_its_own_address(joined):
     with pytest.raises(Joined):
         join(Cluster(distributed=True), 10)
     assert joined["place"] == ("localhost:61447", 1, 0)
@@ -397,8 +340,8 @@ def test_a_coordinator_listens_on_its_own_address(joined, monkeypatch):
     ],
 )
 def test_an_environment_that_names_no_processes(changes, message, joined, monkeypatch):
-    for name, value in {**JOB, **changes}.items():
-        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    for name, value in changes.items():
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=f"distributed: .*{message}"):
         join(Cluster(distributed=True), 10)
 
@@ -416,14 +359,8 @@ def test_other_numbers_of_devices_are_refused(monkeypatch):
     [
         ("launch --num-processes 0 -- train quickstart", "--num-processes must be at least 1, got 0"),
         ("launch --num-processes 99999 -- train quickstart", "--num-processes must be at most 256"),
-        (
-            "launch --num-processes 2 -- generate x",
-            "the command after -- must be train ..., got 'generate x'",
-        ),
-        (
-            "launch --num-processes 2 -- train quickstart --workdir x --process-id 1",
-            "--process-id is given twice",
-        ),
+        ("launch --num-processes 2 -- generate x", "after -- must be train ..., got 'generate x'"),
+        ("launch --num-processes 2 -- train images --workdir x --process-id 1", "process-id is given twice"),
         ("train quickstart --workdir x --process-id 1", "--process-id must be given with coordinator"),
     ],
 )

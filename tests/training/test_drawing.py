@@ -54,13 +54,16 @@ def test_constants_inside_of_programs_are_told_apart():
     jax.tree.map(np.testing.assert_array_equal, by_kind(init)(jax.random.key(1)), [*np.eye(3)])
 
 
-def test_within_a_trace():
+def test_values_are_those_of_plain_draws_inside_and_outside_of_a_trace():
     def init(key):
         first, second = jax.random.split(key)
+        of_blocks = [jax.random.normal(jax.random.fold_in(key, i), (3,)) for i in range(3)]
         parts = {name: jax.random.fold_in(first, i) for i, name in enumerate("abc")}
         drawn = {name: jax.random.normal(own, (3,)) for name, own in parts.items()}
-        return {**drawn, "root": jax.random.normal(second), "const": np.ones(2, np.float32), "zero": 0.0}
+        rest = {"root": jax.random.normal(second), "const": np.ones(2, np.float32), "zero": 0.0}
+        return {**drawn, **rest, "blocks": of_blocks}
 
     draw, key = by_kind(init), jax.random.key(1)
-    for found in (draw(key), jax.jit(draw)(key)):
-        jax.tree.map(np.testing.assert_array_equal, found, jax.jit(init)(key))
+    traced, expected = jax.jit(lambda key: (draw(key), init(key)))(key)
+    for found in (traced, draw(key)):
+        jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from grid import in_grid
-from whole_runs import assert_same_run, contents, fails_before, rows, saved, train_stopped_once, with_training
+from whole_runs import assert_same_run, before_step, contents, fails_before, rows, saved, with_training
 
 from hyena_jax import models
 from hyena_jax.config import AFTSimpleConfig, ConstantConfig, Experiment, LanguageModelConfig, TextConfig
@@ -58,8 +58,15 @@ def test_a_run_leaves_everything_it_promises(whole, experiment):
 @pytest.mark.parametrize("stop_after", [2, *in_grid(4)])
 def test_a_stopped_run_continues_as_if_it_had_not_been(whole, experiment, tmp_path, console, stop_after):
     """After step 4 its evaluation is cut short, and made when it is continued."""
-    train_stopped_once(experiment, tmp_path / "stopped", console, stop_after)
-    assert_same_run(whole, tmp_path / "stopped")
+    stopped = tmp_path / "stopped"
+    with (
+        before_step(stop_after, lambda: signal.raise_signal(signal.SIGTERM)),
+        pytest.raises(Interrupted, match=f"stopped by SIGTERM; saved at step {stop_after}"),
+    ):
+        train(experiment, stopped, console)
+    train(experiment, stopped, console)
+    assert f"continuing after step {stop_after}" in console.file.getvalue()
+    assert_same_run(whole, stopped)
 
 
 @pytest.mark.grid
@@ -81,29 +88,17 @@ def test_a_run_that_fails_loses_no_step(experiment, tmp_path, console):
     assert saved_steps(tmp_path / "run" / "checkpoints") == [7, 5, 4]
 
 
-def acts_after(step, act, monkeypatch) -> None:
-    """Trainings call `act` once they have saved and shown that step."""
+@pytest.mark.grid
+def test_a_run_whose_output_is_closed_is_saved(experiment, tmp_path, monkeypatch):
+    read, write = os.pipe()
     usual = Progress.advance
 
     def advance(progress, shown):
         usual(progress, shown)
-        if shown == step:
-            act()
+        if shown == 2:  # the row of step 3 is the next to be printed
+            os.close(read)
 
     monkeypatch.setattr(Progress, "advance", advance)
-
-
-@pytest.mark.grid
-def test_a_signal_after_the_save_of_a_step_stops_after_the_next(experiment, tmp_path, console, monkeypatch):
-    acts_after(6, lambda: signal.raise_signal(signal.SIGTERM), monkeypatch)
-    with pytest.raises(Interrupted, match="saved at step 7"):
-        train(experiment, tmp_path / "run", console)
-
-
-@pytest.mark.grid
-def test_a_run_whose_output_is_closed_is_saved(experiment, tmp_path, monkeypatch):
-    read, write = os.pipe()
-    acts_after(2, lambda: os.close(read), monkeypatch)  # the row of step 3 is the next to be printed
     monkeypatch.setattr("hyena_jax.training.console.ROW_EVERY", 0.0)
     file = open(write, "w")  # noqa: SIM115 (closing it writes what nobody reads)
     with pytest.raises(Interrupted, match="stopped by a closed output; saved at step 3"):
@@ -135,16 +130,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(whole, experiment,
     with pytest.raises(UserError, match="has logged step 12 but holds no checkpoint"):
         require_checkpoint_if_logged(whole, rare)
     (whole / "metrics.jsonl").unlink()
-    train(with_training(experiment, steps=1), whole, console)
-    assert saved_steps(whole / "checkpoints") == [1]
-
-
-@pytest.mark.grid
-def test_a_target_that_was_reached_on_fewer_rows_is_not_reached(experiment, tmp_path, console):
-    few = with_training(experiment, eval_windows=1, until="loss=100")
-    for start, stopped_at in ((few, 4), (few, 4), (with_training(few, eval_windows=None), 8)):
-        train(start, tmp_path / "run", console)
-        assert saved_steps(tmp_path / "run" / "checkpoints")[0] == stopped_at
+    require_checkpoint_if_logged(whole, rare)
 
 
 @pytest.mark.grid
@@ -153,12 +139,6 @@ def test_a_folder_below_the_text_is_refused(experiment, text, console):
     with pytest.raises(UserError, match=r"workdir must be outside of the folder data\.path '.*data"):
         train(inside, text.parent / "runs" / "a", console)
     assert [*text.parent.iterdir()] == [text]
-
-
-def test_curves_are_drawn_again_where_they_are_missing(whole, experiment, console):
-    (whole / "learning_curves.png").unlink()
-    train(experiment, whole, console)
-    assert (whole / "learning_curves.png").exists()
 
 
 KILLED = """
@@ -183,54 +163,25 @@ def test_a_killed_run_loses_at_most_the_steps_since_its_checkpoint(whole, experi
     assert_same_run(whole, tmp_path / "killed")
 
 
-def test_a_damaged_latest_checkpoint_costs_only_its_steps(whole, experiment, tmp_path, console):
-    longer = with_training(experiment, steps=13)
-    for path in (whole / "checkpoints" / "12" / "params").rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
-    train(longer, whole, console)
-    assert "checkpoint 12 is damaged: set aside" in console.file.getvalue()
-    assert saved_steps(whole / "checkpoints")[0] == 13
-
-
 @pytest.mark.grid
-def test_what_rows_compute_is_compiled_before_speed_is_measured(experiment, tmp_path, console, monkeypatch):
-    compiled = []
-    hooks.param_norm.clear_cache()
-
-    class Watched(hooks.Clock):
-        def begin(self, step):
-            compiled.append(hooks.param_norm._cache_size())
-            super().begin(step)
-
-    monkeypatch.setattr(hooks, "Clock", Watched)
-    train(experiment, tmp_path / "run", console)
-    assert compiled == [1]
-    assert hooks.param_norm._cache_size() == 1
-
-
 def test_a_diverging_run_stops_and_keeps_good_checkpoints(experiment, tmp_path, console):
-    wild = dataclasses.replace(
-        experiment.optimizer, learning_rate=1e30, schedule=ConstantConfig(warmup_steps=3), clip_norm=None
-    )
+    schedule = ConstantConfig(warmup_steps=3)
+    wild = dataclasses.replace(experiment.optimizer, learning_rate=1e30, schedule=schedule, clip_norm=None)
     wild = dataclasses.replace(experiment, optimizer=wild)
     with pytest.raises(Diverged, match=r"finite.*step \d+.*optimizer.learning_rate"):
         train(with_training(wild, checkpoint_every=1, log_every=1), tmp_path / "wild", console)
     chex.assert_tree_all_finite(saved(tmp_path / "wild")[2])
 
 
-def test_another_experiment_in_the_folder_is_refused_and_nothing_changes(whole, experiment, console):
+def test_another_experiment_or_text_is_refused_and_nothing_changes(whole, experiment, text, console):
     before = contents(whole)
     changed = dataclasses.replace(experiment, seed=5, data=dataclasses.replace(experiment.data, batch_size=8))
     with pytest.raises(UserError, match=r"different experiment: data.batch_size: 4 -> 8; seed: 0 -> 5"):
         train(changed, whole, console)
-    assert contents(whole) == before
-
-
-def test_another_text_is_refused(whole, experiment, text, console):
     text.write_text(text.read_text().replace("beer", "milk"))
     with pytest.raises(UserError, match="the text changed"):
         train(experiment, whole, console)
+    assert contents(whole) == before
 
 
 @pytest.mark.parametrize("name", [".", "thesis.tex"])
@@ -244,34 +195,41 @@ def test_a_folder_of_something_else_is_refused(experiment, tmp_path, console, na
 
 
 @pytest.mark.parametrize(
-    ("part", "values", "message"),
+    ("changes", "message"),
     [
-        ("parallel", {"devices": 3}, "data.batch_size must be a multiple"),
-        ("model", {"vocab_size": 99}, "model.vocab_size must be"),
-        ("data", {"path": "nowhere.txt"}, "nowhere.txt"),
-        ("logging", {"sample_prompt": "ß"}, "logging.sample_prompt 'ß'"),
-        ("training", {"until": "acuracy=0.9"}, "'acuracy' is unknown .did you mean 'accuracy'"),
+        ({"parallel": {"devices": 3}}, "data.batch_size must be a multiple"),
+        ({"model": {"vocab_size": 99}}, "model.vocab_size must be"),
+        ({"data": {"path": "nowhere.txt"}}, "nowhere.txt"),
+        (
+            {"logging": {"sample_prompt": "ß"}, "data": {"tokenizer": "characters"}},
+            "logging.sample_prompt 'ß'",
+        ),
+        ({"training": {"until": "acuracy=0.9"}}, "'acuracy' is unknown .did you mean 'accuracy'"),
     ],
 )
-def test_wrong_input_is_refused_before_the_folder_exists(
-    experiment, tmp_path, console, part, values, message
-):
-    if "sample_prompt" in values:  # any text is bytes
-        experiment = dataclasses.replace(
-            experiment, data=dataclasses.replace(experiment.data, tokenizer="characters")
-        )
-    changed = dataclasses.replace(getattr(experiment, part), **values)
+def test_wrong_input_is_refused_before_the_folder_exists(experiment, tmp_path, console, changes, message):
+    parts = {name: dataclasses.replace(getattr(experiment, name), **to) for name, to in changes.items()}
     with pytest.raises(UserError, match=message):
-        train(dataclasses.replace(experiment, **{part: changed}), tmp_path / "run", console)
+        train(dataclasses.replace(experiment, **parts), tmp_path / "run", console)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.grid
 def test_a_run_says_what_its_time_went_into(experiment, tmp_path, console, monkeypatch):
-    """The first step took the compiler's time, and has no speed."""
+    """The first step took the compiler's time, also of what rows compute, and has no speed."""
+    compiled = []
+
+    class Watched(hooks.Clock):
+        def begin(self, step):
+            compiled.append(hooks.param_norm._cache_size())
+            super().begin(step)
+
+    hooks.param_norm.clear_cache()
+    monkeypatch.setattr(hooks, "Clock", Watched)
     monkeypatch.setattr(hooks, "COUNT_AFTER", 0.0)
     monkeypatch.setattr(hooks, "peak_flops", lambda kind: 1e12)
     train(with_training(experiment, steps=4, log_every=1, eval_every=2), tmp_path / "run", console)
+    assert compiled == [1] == [hooks.param_norm._cache_size()]
     first, *later = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "train/loss" in row]
     speeds = {"train/tokens_per_second", "train/data_wait", "goodput/mfu", "goodput/model_flops_per_second"}
     assert not speeds & {*first}
@@ -376,47 +334,55 @@ def test_a_checkpoint_by_the_clock_is_overdue_after_its_minutes(experiment, monk
 def run_of_hooks(experiment, **parts):
     """What a hook needs of a run; anything else that it touches is an error."""
     setup = SimpleNamespace(experiment=experiment, measured_on="rows", data=None, strategy=None)
+    parts = {"checkpoints": SimpleNamespace(best_loss=lambda measured_on: np.inf), **parts}
     return SimpleNamespace(setup=setup, start=0, clock=hooks.Clock(1), **parts)
 
 
-def test_parameters_that_are_not_finite_are_not_saved(experiment):
-    run = run_of_hooks(experiment, checkpoints=SimpleNamespace(best_loss=lambda measured_on: np.inf))
-    state = SimpleNamespace(params={"w": np.float32([1, np.inf])}, bad_step=np.int32(FINITE))
-    with pytest.raises(Diverged, match="the parameters' norm is not finite after step 3; nothing was saved"):
-        hooks.Save(run)(hooks.Now(3, state, {}, is_last=True))
+def test_what_is_not_finite_is_neither_logged_nor_saved(experiment):
+    bad_step = "the loss or a gradient was not finite at step 2; nothing was saved"
+    metrics = {"loss": np.float32(1), "bad_step": np.int32(2)}
+    run = run_of_hooks(experiment)
+    with pytest.raises(Diverged, match=bad_step):
+        hooks.Log(run)(hooks.Now(3, None, metrics, is_last=True))
+    for last, step, message in (
+        (np.inf, FINITE, "the parameters' norm is not finite after step 3; nothing was saved"),
+        (1, 2, bad_step),
+    ):
+        state = SimpleNamespace(params={"w": np.float32([1, last])}, bad_step=np.int32(step))
+        with pytest.raises(Diverged, match=message):
+            hooks.Save(run)(hooks.Now(3, state, {}, is_last=True))
+
+
+def evaluate(experiment, monkeypatch, sum_held_out, **parts):
+    """The hook that evaluates, after the third step, where `sum_held_out` stands for reading the rows."""
+    monkeypatch.setattr(hooks, "mapped_eval_step", lambda setup: None)
+    monkeypatch.setattr(hooks, "sum_held_out", sum_held_out)
+    run = run_of_hooks(experiment, progress=SimpleNamespace(evaluating=contextlib.nullcontext), **parts)
+    hooks.Evaluate(run)(hooks.Now(3, SimpleNamespace(model_params=None), {}, is_last=True))
 
 
 def test_a_validation_loss_that_is_not_finite_ends_the_run(experiment, monkeypatch):
-    monkeypatch.setattr(hooks, "mapped_eval_step", lambda setup: None)
-    monkeypatch.setattr(hooks, "sum_held_out", lambda *_: None)
     monkeypatch.setattr(hooks, "held_out_values", lambda *_: {"loss": np.nan})
-    run = run_of_hooks(experiment, progress=SimpleNamespace(evaluating=contextlib.nullcontext))
-    now = hooks.Now(3, SimpleNamespace(model_params=None), {}, is_last=True)
     with pytest.raises(Diverged, match="the validation loss at step 3 is nan; nothing was saved"):
-        hooks.Evaluate(run)(now)
+        evaluate(experiment, monkeypatch, lambda *_: None)
 
 
 def test_an_evaluation_that_fails_keeps_the_steps_so_far(experiment, monkeypatch):
     def fail(*_):
         raise OSError("a disk is gone")
 
-    monkeypatch.setattr(hooks, "mapped_eval_step", lambda setup: None)
-    monkeypatch.setattr(hooks, "sum_held_out", fail)
     kept = []
     save = SimpleNamespace(saved=2, write=lambda now: kept.append((now.step, now.unevaluated)))
-    run = run_of_hooks(experiment, progress=SimpleNamespace(evaluating=contextlib.nullcontext), save=save)
     with pytest.raises(OSError, match="a disk is gone"):
-        hooks.Evaluate(run)(hooks.Now(3, SimpleNamespace(model_params=None), {}, is_last=True))
+        evaluate(experiment, monkeypatch, fail, save=save)
     assert kept == [(3, True)]
 
 
 def test_a_checkpoint_says_that_its_evaluation_was_cut_short(experiment):
     """The next start makes it first."""
     kept = []
-    checkpoints = SimpleNamespace(
-        best_loss=lambda measured_on: np.inf, save=lambda meta, items, **_: kept.append(meta)
-    )
-    run = run_of_hooks(experiment, checkpoints=checkpoints, log=SimpleNamespace(sync=lambda: None), rows=None)
+    run = run_of_hooks(experiment, log=SimpleNamespace(sync=lambda: None), rows=None)
+    run.checkpoints.save = lambda meta, items, **_: kept.append(meta)
     run.setup.strategy = SimpleNamespace(to_global=lambda state: SimpleNamespace(to_items=dict))
     state = SimpleNamespace(params={"w": np.float32([1])}, bad_step=np.int32(FINITE), base=None)
     hooks.Save(run)(hooks.Now(3, state, {}, is_last=True, unevaluated=True))

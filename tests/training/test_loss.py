@@ -31,7 +31,6 @@ from hyena_jax.config import (
 from hyena_jax.system.errors import UserError
 from hyena_jax.training.loss import (
     are_classes,
-    cross_entropy,
     loss_function,
     metric_functions,
     scored,
@@ -82,41 +81,45 @@ def _registered(own_parts):
 DATA = SimpleNamespace(scores={"first": lambda logits, targets: targets == 0}, tallies={})
 
 
-def batch(t: int, rows: int = 8, masked: bool = True) -> dict[str, np.ndarray]:
+def batch(t: int) -> dict[str, np.ndarray]:
+    """Rows of very different weight, so that a mean of the parts' means would differ."""
     rng = np.random.default_rng(t)
-    windows = rng.integers(0, 13, (rows, 12), dtype=np.int32)
-    # Rows of very different weight, so that a mean of the parts' means would differ.
-    weights = (
-        rng.random((rows, 11)) * np.arange(rows)[:, None] ** 2 * (rng.random((rows, 11)) > 0.5)
-    ).astype("f")
-    targets = np.where(weights == 0, -100, windows[:, 1:]) if masked else windows[:, 1:]
-    return {"inputs": windows[:, :-1], "targets": targets, "weights": weights}
+    windows = rng.integers(0, 13, (8, 12), dtype=np.int32)
+    weights = rng.random((8, 11)) * np.arange(8)[:, None] ** 2 * (rng.random((8, 11)) > 0.5)
+    targets = np.where(weights == 0, -100, windows[:, 1:])
+    return {"inputs": windows[:, :-1], "targets": targets, "weights": np.float32(weights)}
 
 
-def test_cross_entropy_is_what_it_was_and_smoothing_its_formula():
-    plain = loss_function(CrossEntropyConfig())(LOGITS, TARGETS)
-    np.testing.assert_array_equal(plain, cross_entropy(LOGITS, TARGETS))
+@jax.jit
+def computed():
+    """With smoothing and without, at tokens and at labels of all patches; the accuracies by k."""
     smooth = loss_function(CrossEntropyConfig(label_smoothing=0.2))
-    np.testing.assert_allclose(smooth(LOGITS, TARGETS), -0.8 * TRUE - 0.2 * LOGP.mean(-1), rtol=1e-5)
-    once_a_patch = -0.8 * LOGP[np.arange(3), :, TARGETS[:, 0]].mean(1) - 0.2 * LOGP.mean((1, 2))
-    np.testing.assert_allclose(smooth(LOGITS, TARGETS[:, 0]), once_a_patch, rtol=1e-5)
+    losses = [
+        f(LOGITS, t) for t in (TARGETS, TARGETS[:, 0]) for f in (smooth, loss_function(CrossEntropyConfig()))
+    ]
+    ks = tuple(TopKAccuracyConfig(k) for k in (1, 3, 7, 99))
+    metrics = metric_functions(Experiment(metrics=(*ks, AccuracyConfig())), DATA)
+    ties = jnp.zeros((4, 7)), np.arange(4)
+    return losses, {name: (score(LOGITS, TARGETS), score(*ties)) for name, score in metrics.items()}
+
+
+def test_losses_and_accuracies_are_their_formulas():
+    (smooth, plain, smooth_of_all, plain_of_all), accuracies = computed()
+    np.testing.assert_allclose(plain, -TRUE, rtol=1e-5)
+    np.testing.assert_allclose(smooth, -0.8 * TRUE - 0.2 * LOGP.mean(-1), rtol=1e-5)
+    once_a_patch = -LOGP[np.arange(3), :, TARGETS[:, 0]].mean(1)
+    np.testing.assert_allclose(plain_of_all, once_a_patch, rtol=1e-5)
+    np.testing.assert_allclose(smooth_of_all, 0.8 * once_a_patch - 0.2 * LOGP.mean((1, 2)), rtol=1e-5)
     # Only the likelihood itself has a perplexity.
     assert [CrossEntropyConfig(share).in_nats for share in (0.0, 0.2)] == [True, False]
-
-
-@pytest.mark.parametrize("k", [1, 3, 7, 99])
-def test_top_k_accuracy_counts_the_k_largest(k):
-    metrics = metric_functions(Experiment(metrics=(TopKAccuracyConfig(k), AccuracyConfig())), DATA)
     order = np.argsort(-LOGITS, -1, kind="stable")
-    expected = (order[..., :k] == TARGETS[..., None]).any(-1)
-    np.testing.assert_array_equal(metrics[f"top_{k}_accuracy"](LOGITS, TARGETS), expected)
-    if k == 1:
-        np.testing.assert_array_equal(metrics["accuracy"](LOGITS, TARGETS), expected)
-    ties = jnp.zeros((4, 7))
-    np.testing.assert_array_equal(metrics[f"top_{k}_accuracy"](ties, jnp.arange(4)), np.arange(4) < k)
+    for name, k in {"accuracy": 1, **{f"top_{k}_accuracy": k for k in (1, 3, 7, 99)}}.items():
+        found, of_ties = accuracies[name]
+        np.testing.assert_array_equal(found, (order[..., :k] == TARGETS[..., None]).any(-1))
+        np.testing.assert_array_equal(of_ties, np.arange(4) < k)
 
 
-def trained(config: ParallelConfig, parts: int, batches, loss=cross_entropy, metrics=None, chunk=None):
+def trained(config: ParallelConfig, parts: int, chunk: int | None = None):
     """Metrics of each step, and the parameters at the end, under SGD: Adam would magnify rounding."""
     strategy = parallel.make_strategy(config)
     model = models.build(dataclasses.replace(CONFIG, loss_chunk=chunk))
@@ -125,10 +128,10 @@ def trained(config: ParallelConfig, parts: int, batches, loss=cross_entropy, met
     def make():
         return init_state(init_params(model, 0), optimizer)
 
-    step = make_train_step(model, optimizer, 0, strategy.axis_name, parts, loss, metrics or {})
+    step = make_train_step(model, optimizer, 0, strategy.axis_name, parts, metrics=METRICS)
     step = strategy.map_train_step(step, jax.eval_shape(make))
     state, found = strategy.make_state(make), []
-    for one in batches:
+    for one in BATCHES:
         state, values = step(state, strategy.place_batch(one))
         found.append({name: np.asarray(value) for name, value in values.items()})
     return found, strategy.host_copy(state.params)
@@ -140,7 +143,7 @@ LAYOUTS = [
     (ParallelConfig(devices=2), 4, None),
     *(pytest.param(*layout, marks=pytest.mark.grid) for layout in IN_GRID),
 ]
-BATCHES = [batch(t) for t in range(3)]
+BATCHES = [batch(0), batch(1), batch(2) | {"weights": np.zeros((8, 11), np.float32)}]
 METRICS = {
     "right": lambda logits, targets: logits.argmax(-1) == targets,
     # Its derivative is not finite, as no gradient may flow through a metric.
@@ -151,58 +154,46 @@ METRICS = {
 @pytest.fixture(scope="module")
 def alone():
     """One device, the whole batch at once."""
-    return trained(ONE, 1, BATCHES, metrics=METRICS)
+    return trained(ONE, 1)
 
 
 @pytest.mark.parametrize(("config", "parts", "chunk"), LAYOUTS)
 def test_a_weighted_mean_is_the_same_in_every_layout(config, parts, chunk, alone):
-    found, params = trained(config, parts, BATCHES, metrics=METRICS, chunk=chunk)
+    found, params = trained(config, parts, chunk)
     for name in ("loss", "grad_norm", "right", "root"):
         expected = [values[name] for values in alone[0]]
         np.testing.assert_allclose([values[name] for values in found], expected, rtol=1e-6, atol=1e-7)
     chex.assert_trees_all_close(params, alone[1], atol=1e-6, rtol=1e-7)
 
 
-def test_a_weighted_mean_is_sum_of_w_x_over_sum_of_w(alone):
-    one, found = BATCHES[0], alone[0][0]
-    logits = np.float64(MODEL.apply({"params": PARAMS}, one["inputs"]))
+@jax.jit
+def forward(inputs):
+    return MODEL.apply({"params": PARAMS}, inputs)
+
+
+def test_a_weighted_mean_is_sum_of_w_x_over_sum_of_w_and_0_without_any_weight(alone):
+    one, (found, _, weightless) = BATCHES[0], alone[0]
+    logits = np.float64(forward(one["inputs"]))
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     nats = -np.take_along_axis(logp, np.maximum(one["targets"], 0)[..., None], -1)[..., 0]
     right, w = logits.argmax(-1) == one["targets"], np.float64(one["weights"])
     assert found["loss"] == pytest.approx((w * nats).sum() / w.sum(), rel=1e-6)
     assert found["right"] == pytest.approx((w * right).sum() / w.sum(), rel=1e-6)
-
-
-@pytest.mark.grid
-def test_weights_of_one_change_nothing():
-    plain = batch(1, masked=False)
-    weights = np.ones_like(plain.pop("weights"))
-    (a,), params = trained(ONE, 2, [plain])
-    (b,), others = trained(ONE, 2, [{**plain, "weights": weights}])
-    assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
-    chex.assert_trees_all_close(params, others, atol=1e-6, rtol=1e-7)
-
-
-def test_a_batch_without_any_weight_gives_zero():
-    one = batch(1) | {"weights": np.zeros((8, 11), np.float32)}
-    (found,), params = trained(ParallelConfig(devices=2), 2, [one])
-    assert found["loss"] == found["grad_norm"] == 0
-    chex.assert_trees_all_equal(params, PARAMS)
+    assert weightless["loss"] == weightless["grad_norm"] == 0
 
 
 def test_evaluation_with_another_loss_keeps_nats():
-    loss = loss_function(SquaredConfig())
     metrics = metric_functions(Experiment(metrics=(DistanceConfig(),)), DATA)
+    steps = make_eval_step(MODEL, loss_function(SquaredConfig()), metrics), make_eval_step(MODEL)
     one = batch(3)
-    sums = make_eval_step(MODEL, loss, metrics)(PARAMS, one)
-    plain = make_eval_step(MODEL)(PARAMS, one)
+    sums, plain = jax.jit(lambda batch: [step(PARAMS, batch) for step in steps])(one)
     for name in ("count", "nats", "correct", "probability"):
         np.testing.assert_array_equal(sums[name], plain[name])
     np.testing.assert_array_equal(plain["loss"], plain["nats"])
-    logits = MODEL.apply({"params": PARAMS}, one["inputs"])
+    logits = np.asarray(forward(one["inputs"]))
     expected = (one["weights"] * squared(SquaredConfig(), logits, one["targets"])).sum(-1)
-    np.testing.assert_allclose(sums["loss"], expected, rtol=1e-6)
-    apart = (one["weights"] * abs(np.argmax(logits, -1) - one["targets"])).sum(-1)
+    np.testing.assert_allclose(sums["loss"], expected, rtol=1e-5)
+    apart = (one["weights"] * abs(logits.argmax(-1) - one["targets"])).sum(-1)
     np.testing.assert_allclose(sums["test_distance"], apart, rtol=1e-6)
     assert {*sums} == {"count", "loss", "nats", "correct", "probability", "test_distance", "first"}
 

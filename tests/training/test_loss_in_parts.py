@@ -1,6 +1,8 @@
 """The loss in parts equals the loss at once."""
 
 import dataclasses
+import re
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,20 +71,6 @@ class Split(Plain):
         return self.embedding.attend(x)
 
 
-@pytest.mark.grid
-def test_a_model_of_ones_own_is_scored_in_parts_where_it_has_hidden_and_logits(monkeypatch):
-    monkeypatch.setattr(loss, "MAX_LOGITS", 3 * 13 * 5)
-    monkeypatch.setattr(loss, "LEAST_TOKENS", 1)
-    config = SimpleNamespace(vocab_size=13)
-    plain, split = Plain(config), Split(config)
-    params = plain.init(jax.random.key(0), WINDOWS)["params"]
-    assert (loss.chunk_tokens(plain, (3, 11)), loss.chunk_tokens(split, (3, 11))) == (None, 5)
-    assert loss.chunk_tokens(split, (3,)) is None
-    assert loss.chunk_tokens(Split(SimpleNamespace()), (3, 11)) is None
-    at_once, in_parts = (loss.scored(loss.cross_entropy, model, params, BATCH) for model in (plain, split))
-    assert_close(in_parts, at_once)
-
-
 # Positions repeat where a row has fewer answers than places for them.
 POSITIONS = np.array([[10, 0, 4, 3], [5, 5, 0, 0], [9, 8, 7, 1]], np.int32)
 AT_POSITIONS = {
@@ -102,36 +90,29 @@ def value_and_gradients_at_positions(model, params, batch):
             nats = nats[np.arange(3)[:, None], POSITIONS]
         return (weights * nats).sum()
 
-    return jax.jit(jax.value_and_grad(weighted_sum))(params)
+    return jax.value_and_grad(weighted_sum)(params)
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(None, marks=pytest.mark.grid), 3])
-def test_the_loss_at_positions_is_the_full_loss_at_these_positions(chunk):
-    model = models.build(dataclasses.replace(CONFIG, loss_chunk=chunk))
-    expected = value_and_gradients_at_positions(models.build(CONFIG), PARAMS, BATCH)
-    actual = value_and_gradients_at_positions(model, PARAMS, AT_POSITIONS)
-    jax.tree.map(assert_close, actual, expected)
-
-
-def test_a_model_without_hidden_and_logits_scores_everything_and_keeps_the_positions():
-    config = SimpleNamespace(vocab_size=13)
-    plain, split = Plain(config), Split(config)
-    params = plain.init(jax.random.key(0), WINDOWS)["params"]
-    expected = value_and_gradients_at_positions(plain, params, BATCH)
-    for model in (plain, split, Split(SimpleNamespace())):
-        actual = value_and_gradients_at_positions(model, params, AT_POSITIONS)
-        jax.tree.map(assert_close, actual, expected)
-
-
-def test_logits_exist_at_the_positions_alone():
-    model = models.build(CONFIG)
-    at, full = (
-        str(jax.make_jaxpr(lambda params, b=b: value_and_gradients_at_positions(model, params, b))(PARAMS))
-        for b in (AT_POSITIONS, BATCH)
+def test_the_loss_at_positions_is_the_full_loss_at_these_positions():
+    """Of a model without `hidden`, and of others whose logits are computed at once or in parts."""
+    plain = Plain(SimpleNamespace(vocab_size=13))
+    others = (
+        plain,
+        Split(plain.config),
+        Split(SimpleNamespace()),
+        Split(SimpleNamespace(vocab_size=13, loss_chunk=3)),
     )
-    assert "f32[3,4,13]" in at
-    assert "f32[3,11,13]" not in at
-    assert "f32[3,11,13]" in full
+    assert [loss.chunk_tokens(model, POSITIONS.shape) for model in others] == [None, None, None, 3]
+    cases = (plain, BATCH), *((model, AT_POSITIONS) for model in others)
+
+    @jax.jit
+    def found():
+        params = plain.init(jax.random.key(0), WINDOWS)["params"]
+        return [value_and_gradients_at_positions(model, params, batch) for model, batch in cases]
+
+    expected, *others = found()
+    for actual in others:
+        jax.tree.map(assert_close, actual, expected)
 
 
 def test_evaluation_at_positions_sums_over_them():
@@ -147,11 +128,17 @@ def test_evaluation_at_positions_sums_over_them():
     np.testing.assert_array_equal(sums["right_at"], right)
 
 
-def test_no_array_of_all_logits_exists():
-    config = dataclasses.replace(CONFIG, loss_chunk=4)
-    program = str(jax.make_jaxpr(lambda: value_and_gradients(config))())
-    assert "f32[3,11,13]" not in program
-    assert "f32[3,11,13]" in str(jax.make_jaxpr(lambda: value_and_gradients(CONFIG))())
+def logits_in(config, batch) -> set[str]:
+    """The logits that the loss and its gradient compute."""
+    model = models.build(config)
+    program = jax.make_jaxpr(partial(value_and_gradients_at_positions, model, batch=batch))(PARAMS)
+    return {*re.findall(r"f32\[3,\d+,13\]", str(program))}
+
+
+def test_logits_exist_at_the_positions_or_in_parts_alone():
+    assert "f32[3,11,13]" in logits_in(CONFIG, BATCH)
+    assert logits_in(CONFIG, AT_POSITIONS) == {"f32[3,4,13]"}
+    assert logits_in(dataclasses.replace(CONFIG, loss_chunk=4), BATCH) == {"f32[3,4,13]"}
 
 
 def test_parts_are_taken_where_the_logits_would_be_many(monkeypatch):
@@ -160,5 +147,6 @@ def test_parts_are_taken_where_the_logits_would_be_many(monkeypatch):
     monkeypatch.setattr(loss, "MAX_LOGITS", 3 * 13 * 5)
     monkeypatch.setattr(loss, "LEAST_TOKENS", 1)
     assert loss.chunk_tokens(model, (3, 11)) == 5
+    assert loss.chunk_tokens(model, (3,)) is None
     assert loss.chunk_tokens(model, (1000, 11)) == 1
     assert loss.chunk_tokens(models.build(dataclasses.replace(CONFIG, loss_chunk=11)), (3, 11)) is None

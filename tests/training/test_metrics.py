@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import time
 from types import SimpleNamespace
 
@@ -19,21 +20,13 @@ def test_rows_come_back_with_all_digits(tmp_path):
     assert row == {"step": 1, "train/loss": 1 / 3}
 
 
-def strictly(line: str) -> dict:
-    """Parses strict JSON, which has no NaN."""
-
-    def refuse(name):
-        raise ValueError(name)
-
-    return json.loads(line, parse_constant=refuse)
-
-
 def test_what_is_not_finite_is_null_in_the_rows_of_now_and_of_before(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "train/perplexity": Infinity, "train/loss": NaN}\n')
     with MetricsLog(tmp_path, 1) as log:
         log.write(2, {"train/perplexity": math.inf, "train/loss": 800.0})
-    before, now = map(strictly, path.read_text().splitlines())
+    assert not re.search("NaN|Infinity", path.read_text())  # which strict JSON does not have
+    before, now = map(json.loads, path.read_text().splitlines())
     assert before == {"step": 1, "train/perplexity": None, "train/loss": None}
     assert (now["train/perplexity"], now["train/loss"]) == (None, 800.0)
     assert draw_learning_curves(tmp_path, {"perplexity": "perplexity", "loss": "loss"}).stat().st_size

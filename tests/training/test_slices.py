@@ -47,9 +47,7 @@ def sharded(data, fsdp, sequence):
     return ParallelConfig(strategy="sharded", data=data, fsdp=fsdp, sequence=sequence)
 
 
-@pytest.mark.parametrize(
-    ("data", "fsdp", "sequence"), [(2, 16, 1), (4, 8, 1), (8, 2, 2), (32, 1, 1), (4, 2, 4)]
-)
+@pytest.mark.parametrize(("data", "fsdp", "sequence"), [(2, 16, 1), (8, 2, 2), (4, 2, 4)])
 def test_only_data_spans_slices(data, fsdp, sequence):
     mesh = arrange(sharded(data, fsdp, sequence), slices(2))
     assert mesh.shape == (data, fsdp, sequence)

@@ -5,7 +5,7 @@ import io
 
 import pytest
 from rich.console import Console
-from whole_runs import losses, rows
+from whole_runs import losses, rows, with_training
 
 from hyena_jax.data import dataset
 from hyena_jax.training.hooks import standard_hooks
@@ -16,21 +16,15 @@ pytestmark = pytest.mark.xdist_group("trained")
 
 
 def test_a_run_beside_one_of_another_seed_is_that_alone(whole, experiment, tmp_path):
-    def job(name, experiment):
+    def job(name, seed):
+        run = with_training(dataclasses.replace(experiment, seed=seed), steps=6)
         console = Console(file=io.StringIO(), width=120)
-        return Job(
-            experiment,
-            tmp_path / name,
-            console,
-            NO_OPTIONS,
-            load_data=dataset.load,
-            make_hooks=standard_hooks,
-        )
+        return Job(run, tmp_path / name, console, NO_OPTIONS, dataset.load, standard_hooks)
 
     ended = []
-    jobs = {"other": job("other", dataclasses.replace(experiment, seed=1)), "same": job("same", experiment)}
+    jobs = {"other": job("other", 1), "same": job("same", 0)}
     train_together(jobs, lambda name, error: ended.append((name, error)))
     assert ended == [("other", None), ("same", None)]
-    for found, expected in zip(rows(tmp_path / "same"), rows(whole), strict=True):
-        assert found == pytest.approx(expected, rel=1e-4)
-    assert losses(tmp_path / "other") != losses(whole)
+    for i in range(3):  # of the steps 3, 4 and 6; whether a step is the last changes nothing before it
+        assert rows(tmp_path / "same")[i] == pytest.approx(rows(whole)[i], rel=1e-4)
+    assert losses(tmp_path / "other") != losses(tmp_path / "same")

@@ -29,7 +29,6 @@ from hyena_jax.training.metrics import MetricsLog, read_rows
 from hyena_jax.training.run import train
 from hyena_jax.training.trackers import EventFile, Start, Tracker, Trackers
 
-CSV = Path(__file__).parents[1] / "extensions" / "csv_file.py"
 pytestmark = pytest.mark.usefixtures("own_parts")
 
 
@@ -82,7 +81,7 @@ def test_a_tracker_is_given_the_rows_and_told_where_they_repeat(noted, tmp_path,
     assert [note[1] for note in NOTED if note[0] == "write"] == [8, 9, 9]
 
 
-def test_what_is_not_a_tracker_and_what_ends_the_process_refuse_a_new_run(noted, tmp_path, console):
+def test_what_is_not_a_tracker_and_what_ends_the_process_refuse_a_new_run(noted, tmp_path):
     message = r"tracker 'noted' cannot start: SystemExit: 1 \(.*\)$"
     for make, expected in (
         (lambda config, start: 5, r"what tracker 'noted' makes must be a hyena_jax.*Tracker, got 5$"),
@@ -90,7 +89,7 @@ def test_what_is_not_a_tracker_and_what_ends_the_process_refuse_a_new_run(noted,
     ):
         register("noted", NotedConfig, make)
         with pytest.raises(UserError, match=expected):
-            train(with_training(noted, steps=2), tmp_path / "run", console)
+            Trackers(Start(tmp_path, noted, 1), print)
 
 
 ERRORS = [RuntimeError("no\n(a second line)"), GeneratorExit("gone"), SystemExit(0)]
@@ -211,25 +210,6 @@ def test_only_training_needs_a_tracker_s_plugin(noted, tmp_path, console, capsys
 def chosen(arguments: list[str]) -> Experiment:
     rest, defaults = Train.take("train", [*arguments, "--workdir", "x"])
     return read_flags(Train, "train", rest, defaults).experiment
-
-
-@pytest.mark.grid
-def test_a_tracker_of_one_s_own_is_chosen_by_its_name(text, tmp_path):
-    run = tmp_path / "run"
-    flags = f"--plugin {CSV} --logging.trackers csv_file --logging.trackers.0.file all.csv".split()
-    flags += "--model.pattern attention --model.n-layers 1 --model.d-model 8 --model.d-ff 8".split()
-    flags += "--model.max-len 16 --data.seq-len 16 --data.batch-size 4 --logging.sample-tokens 0".split()
-    flags += "--training.eval-windows 4 --training.log-every 1".split()
-    command = ["train", "quickstart", *flags, "--data.path", str(text), "--workdir", str(run)]
-    assert cli.main([*command, "--training.steps", "2"]) == 0
-    with (run / "all.csv").open("a") as file:
-        file.write("3,train/loss,lost\n4,train/l")  # as a killed start leaves it
-    assert cli.main([*command, "--training.steps", "3"]) == 0
-    lines = [line.split(",") for line in (run / "all.csv").read_text().splitlines()]
-    written = [float(value) for _, name, value in lines if name == "train/loss"]
-    assert written == losses(run)
-    assert len(written) == 3
-    assert (run / "tensorboard").is_dir()
 
 
 def test_without_the_extra_one_line_names_it(experiment, tmp_path, console, monkeypatch):

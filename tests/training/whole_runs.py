@@ -1,7 +1,6 @@
 """Whole runs: changed, stopped anywhere and compared."""
 
 import dataclasses
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +10,8 @@ import pytest
 
 from hyena_jax import models
 from hyena_jax.config import Experiment
-from hyena_jax.system.signals import Interrupted
 from hyena_jax.training import run as training
-from hyena_jax.training.checkpoint import best, saved_steps
+from hyena_jax.training.checkpoint import best
 from hyena_jax.training.evaluate import evaluate_run
 from hyena_jax.training.folder import read_folder
 from hyena_jax.training.initial import load_params
@@ -89,15 +87,3 @@ def fails_before(step: int, error: Exception) -> Iterator[None]:
 
     with before_step(step, fail), pytest.raises(type(error), match=str(error)):
         yield
-
-
-def train_stopped_once(experiment, workdir, console, stop_after: int) -> None:
-    """A run that SIGTERM stops after that step, and that is then continued."""
-    with (
-        before_step(stop_after, lambda: signal.raise_signal(signal.SIGTERM)),
-        pytest.raises(Interrupted, match="SIGTERM"),
-    ):
-        training.train(experiment, workdir, console)
-    assert saved_steps(workdir / "checkpoints")[0] == stop_after
-    training.train(experiment, workdir, console)
-    assert f"continuing after step {stop_after}" in console.file.getvalue()

@@ -43,11 +43,10 @@ def hawk_case(**options) -> Case:
 
 def delta_case(config_class=GatedDeltaConfig, n_heads=2, **options) -> Case:
     config = config_class(n_heads, chunk=8, **options)
-    is_sensitive = config_class is not GatedDeltaConfig and config.negative_eigenvalues
     sizes = dict(zip("HGKV", config.sizes(D), strict=True))
     letters = {"n": getattr(config, "factors", 1), "R": getattr(config, "gate_rank", None) or sizes["V"]}
     letters |= {**sizes, "J": config.short_filter_len}
-    return make_case(config, letters, is_sensitive=is_sensitive)
+    return make_case(config, letters, is_sensitive=config.negative_eigenvalues)
 
 
 def mamba2_case(n_heads=4, **options) -> Case:
