@@ -71,6 +71,31 @@ class Split(Plain):
         return self.embedding.attend(x)
 
 
+class Whole(nn.Module):
+    """Its logits say which document a token is of."""
+
+    config: Any = None
+
+    def __call__(self, tokens, segment_ids=None, deterministic=True):
+        return jax.nn.one_hot(segment_ids, 13)
+
+
+class Halves(Whole):
+    """The same model with `hidden` and `logits`."""
+
+    hidden = Whole.__call__
+
+    def logits(self, x):
+        return x
+
+
+@pytest.mark.parametrize("model", [Whole(), Halves(SimpleNamespace())], ids=["whole", "halves"])
+def test_the_model_is_told_the_documents(model):
+    documents = np.array([[0] * 4 + [1] * 7, [0] * 9 + [1, 2], [0] * 11], np.int32)
+    found = loss.scored(lambda logits, _: logits.argmax(-1), model, {}, {**BATCH, "segment_ids": documents})
+    np.testing.assert_array_equal(found, documents)
+
+
 # Positions repeat where a row has fewer answers than places for them.
 POSITIONS = np.array([[10, 0, 4, 3], [5, 5, 0, 0], [9, 8, 7, 1]], np.int32)
 AT_POSITIONS = {
