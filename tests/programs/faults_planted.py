@@ -108,6 +108,8 @@ def copied(folder: Path, fault: Fault) -> Path:
     checkout = folder / "checkout"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
     for name in filter(None, listed.stdout.split("\0")):
+        if not os.path.lexists(ROOT / name):  # deleted, which is not committed yet
+            continue
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, checkout / name, follow_symlinks=False)
     if (ROOT.parent / "shared").exists():  # corpora that some tests look for beside the checkout
