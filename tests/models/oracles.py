@@ -45,3 +45,17 @@ def mixers_of(config: ModelConfig) -> list:
         return run
 
     return [mixer(mixer_config) for mixer_config in config.pattern]
+
+
+def with_dropout(model, params: dict, inputs: jax.Array, seeds: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """The model's outputs when deterministic, and those with the masks of each seed, by one program."""
+
+    @jax.jit
+    def run(seeds):
+        def dropped(seed):
+            rngs = {"dropout": jax.random.key(seed)}
+            return model.apply({"params": params}, inputs, None, False, rngs=rngs)
+
+        return model.apply({"params": params}, inputs), jax.vmap(dropped)(seeds)
+
+    return run(seeds)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from derivative_modes import check_modes
 from grid import grid_but, in_grid
-from oracles import mixers_of, random_params
+from oracles import mixers_of, random_params, with_dropout
 from tolerances import assert_close
 
 from hyena_jax import models
@@ -74,16 +74,7 @@ def test_bfloat16_activations_keep_float32_parameters_and_logits():
 
 def test_dropout_needs_its_key_and_is_off_when_deterministic():
     model, params = models.build(dataclasses.replace(CONFIG, dropout=0.5)), init()
-
-    @jax.jit
-    def run(seeds):
-        def dropped(seed):
-            rngs = {"dropout": jax.random.key(seed)}
-            return model.apply({"params": params}, IMAGES, None, False, rngs=rngs)
-
-        return model.apply({"params": params}, IMAGES), jax.vmap(dropped)(seeds)
-
-    sure, (once, again, other) = run(np.array([0, 0, 1]))
+    sure, (once, again, other) = with_dropout(model, params, IMAGES, np.array([0, 0, 1]))
     assert_close(sure, logits_of(params, IMAGES))
     np.testing.assert_array_equal(once, again)
     assert not np.array_equal(once, other)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from derivative_modes import check_modes
 from grid import grid_but, in_grid, in_wide
-from oracles import mixers_of, random_params
+from oracles import mixers_of, random_params, with_dropout
 from tolerances import assert_close
 
 from hyena_jax import models
@@ -306,16 +306,7 @@ def test_float64_stays_float64(name):
 def test_dropout_needs_its_key_and_is_off_when_deterministic(remat):
     config = dataclasses.replace(ATTENTION, n_layers=1, dropout=0.5, remat=remat)
     model, params = models.build(config), init(config)
-
-    @jax.jit
-    def run(seeds):
-        def dropped(seed):
-            rngs = {"dropout": jax.random.key(seed)}
-            return model.apply({"params": params}, TOKENS, None, False, rngs=rngs)
-
-        return model.apply({"params": params}, TOKENS), jax.vmap(dropped)(seeds)
-
-    sure, (once, again, other) = run(np.array([0, 0, 1]))
+    sure, (once, again, other) = with_dropout(model, params, TOKENS, np.array([0, 0, 1]))
     assert_close(sure, logits_of(params, TOKENS, dataclasses.replace(config, dropout=0.0)))
     np.testing.assert_array_equal(once, again)
     assert not np.array_equal(once, other)
