@@ -1,19 +1,21 @@
 """Harms real training runs, and checks that they end as if nothing had happened.
 
 python experiments/faults/run.py [--kills 50] [--seed 0] [--workdir runs/faults]
+python experiments/faults/run.py --page-only    # the table in README.md from results.json
 
-Every trial is a scaled-down run of `shakespeare_cpu` in its own process. Writes results.json, and prints the
-table. Full and read-only disks are mounted in memory, which needs root on Linux; without root they are not
-tried, and the table says so.
+Every trial is a scaled-down run of `shakespeare_cpu` in its own process. Writes results.json and the table in
+README.md, and prints every fault. Full and read-only disks are mounted in memory, which needs root on Linux;
+without root they are not tried, and what is printed says so.
 """
 
 import json
+import re
 import shutil
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +34,27 @@ from hyena_jax.config.flags import FLAT
 from hyena_jax.system.machine import describe_machine, describe_versions
 
 HERE = Path(__file__).parent
+GROUPS = {
+    "SIGKILL of the only process": "SIGKILL .*",
+    "SIGTERM, SIGINT or SIGHUP while it trains": "SIG(TERM|INT|HUP)( twice)?",
+    "SIGTERM, SIGINT or SIGHUP while it starts": "SIG.* while it starts",
+    "checkpoints that are damaged, swapped, copied or of other shapes": (
+        "newest checkpoint: .*|.* checkpoints damaged|two steps swapped|a step copied .*|a checkpoint that .*"
+    ),
+    "a flipped bit in the settings, a torn row of metrics, foreign files": (
+        "a bit of the settings|last line .* torn|foreign files .*"
+    ),
+    "a full disk; a disk, folder or file that cannot be written": "disk full .*|read-only .*|.* be written",
+    "links, and checkpoints on another disk": "a link .*|.* is a link|.* another disk",
+    "a second training, another text, `train --resume`": (
+        "second training .*|two trainings .*|text changed .*|resumed .*"
+    ),
+    "one of two processes, or their launcher, killed or asked to stop": "one of two .*|.*launcher .*",
+    "strangers at the port, and processes that cannot join": (
+        "a stranger .*|a process of a number .*|port in use|two processes of one .*|process . does not come"
+    ),
+}
+"""Rows of the table in README.md, and a regular expression for the faults of each."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +94,14 @@ class Flags:
     """Try only the faults whose name contains one of these, and write nothing."""
     each: int | None = None
     """Try each fault at most this often, the first of its trials."""
+    page_only: bool = False
+    """Try nothing; only write the table in README.md from results.json."""
 
 
 def main(flags: Flags) -> int:
+    if flags.page_only:
+        write_page(json.loads((HERE / "results.json").read_text())["faults"])
+        return 0
     console, start = Console(highlight=False), time.perf_counter()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # else runs ignore them behind nohup or `&`
         signal.signal(number, signal.SIG_DFL)
@@ -105,6 +133,8 @@ def main(flags: Flags) -> int:
         }
         text = json.dumps(report, indent=1).replace(str(stage.lab.root), str(flags.workdir))
         (flags.out / "results.json").write_text(text + "\n")
+        if flags.out == HERE:
+            write_page(report["faults"])
     return 0 if all(result["survived"] for result in results) else 1
 
 
@@ -177,6 +207,26 @@ def summary(plan: list[Trial], results: list[dict]) -> dict[str, dict]:
         if hits:
             faults[fault]["hit"] = sum(hits)
     return faults
+
+
+def write_page(faults: dict[str, dict]) -> None:
+    """Replaces the table in README.md."""
+    page = HERE / "README.md"
+    block = "\n".join(("<!-- table -->", *grouped(faults), "<!-- end -->"))
+    text = re.sub("<!-- table -->.*?<!-- end -->", lambda _: block, page.read_text(), flags=re.S)
+    page.write_text(text)
+
+
+def grouped(faults: dict[str, dict]) -> Iterator[str]:
+    """The summary as a table with a row for each of GROUPS, and for each fault that is in none."""
+    sums = {group: Counter() for group in GROUPS}
+    for fault, counts in faults.items():
+        group = next((name for name, form in GROUPS.items() if re.fullmatch(form, fault)), fault)
+        sums.setdefault(group, Counter()).update(counts)
+    yield "| fault | survived / tried |"
+    yield "|---|---:|"
+    for group, counts in sums.items():
+        yield f"| {group} | {counts['survived']} / {counts['tried']} |"
 
 
 def table(plan: list[Trial], results: list[dict]) -> Table:
