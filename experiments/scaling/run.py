@@ -114,16 +114,27 @@ def run_layout(processes: int, devices: int, strategy: str, fsdp: int, rows: int
 
 
 def table(results: dict) -> str:
-    lines = [
-        "| strategy | processes | devices in total | rows | ms a step | ms on one device | ratio |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """The machine and the settings in a line, then the ratios of each kind of layout by number of devices."""
+    machine, first = results["machine"], results["rows"][0]
+    versions = f"JAX {machine['jax']}, Python {machine['python']}"
+    settings = f"{first['rows'] // first['devices']} rows a device, {results['steps']} steps a layout"
+    ratios: dict[str, dict[int, float]] = {}
     for row in results["rows"]:
-        alone = results["alone"][str(row["rows"])]
-        name = "pmap" if row["strategy"] == "pmap" else f"sharded, fsdp {row['fsdp']}"
-        sizes = f"{row['processes']} | {row['devices']} | {row['rows']}"
-        times = f"{1e3 * row['seconds']:.0f} | {1e3 * alone:.0f} | {row['seconds'] / alone:.2f}"
-        lines.append(f"| {name} | {sizes} | {times} |")
+        name = "pmap" if row["strategy"] == "pmap" else "sharded by fsdp"
+        each = row["devices"] // row["processes"]
+        name += ", one process" if row["processes"] == 1 else f", processes of {each} devices"
+        ratio = row["seconds"] / results["alone"][str(row["rows"])]
+        ratios.setdefault(name, {})[row["devices"]] = ratio
+    numbers = sorted({row["devices"] for row in results["rows"]})
+    lines = [
+        f"{machine['cores']} cores of an {machine['device']}, {versions}, {settings}.",
+        "",
+        f"| ratio | {numbers[0]} device | " + " | ".join(map(str, numbers[1:])) + " |",
+        "|---|" + "---:|" * len(numbers),
+    ]
+    for name, by_number in ratios.items():
+        cells = (f"{by_number[n]:.2f}" if n in by_number else "" for n in numbers)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -148,9 +159,7 @@ def main(flags: Flags) -> None:
     readme = HERE / "README.md"
     text = readme.read_text(encoding="utf-8")
     before, after = text.index("<!-- table -->"), text.index("<!-- end -->")
-    versions = f"JAX {machine['jax']}, Python {machine['python']}"
-    header = f"{machine['cores']} cores of an {machine['device']}, {versions}, {flags.steps} steps"
-    body = f"<!-- table -->\n{header} a layout.\n\n{table(results)}\n"
+    body = f"<!-- table -->\n{table(results)}\n"
     readme.write_text(text[:before] + body + text[after:], encoding="utf-8")
 
 
