@@ -369,21 +369,23 @@ def style_of(name: str) -> dict[str, str]:
 
 
 def _draw_lines(axes: Axes, lines: Mapping[str, Sequence[Point]], text_of: Callable[[float], str]) -> None:
-    ends = {}
+    ends: dict[float, dict[str, float]] = {}
     for name, points in lines.items():
         points = sorted(points)
         medians, style = [statistics.median(point.values) for point in points], style_of(name)
         axes.plot([point.x for point in points], medians, **style, marker="o", markersize=4)
         seeds = [(point.x, value) for point in points for value in point.values]
         axes.plot(*zip(*seeds, strict=True), ".", color=style["color"], alpha=0.5, markersize=5)
-        ends[name] = medians[-1]
+        ends.setdefault(points[-1].x, {})[name] = medians[-1]
     ticks = sorted({point.x for points in lines.values() for point in points})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [text_of(tick) for tick in ticks])
     axes.set_ylim(-0.02, 1.04)
-    for name, height in _apart(ends).items():
-        colour, place = style_of(name)["color"], axes.get_yaxis_transform()
-        axes.text(1.02, height, name, color=colour, transform=place, va="center", fontsize="small")
+    for last, names in ends.items():
+        x, place = (1.02, axes.get_yaxis_transform()) if last == ticks[-1] else (1.06 * last, axes.transData)
+        for name, height in _apart(names).items():
+            colour = style_of(name)["color"]
+            axes.text(x, height, name, color=colour, transform=place, va="center", fontsize="small")
 
 
 def _apart(ends: Mapping[str, float], least: float = 0.07) -> dict[str, float]:

@@ -180,7 +180,16 @@ def test_the_page_of_signed_is_made_from_its_results():
     signed = runpy.run_path(str(EXPERIMENTS / "signed" / "run.py"))
     results = json.loads((EXPERIMENTS / "signed" / "results.json").read_text())
     assert (EXPERIMENTS / "signed" / "README.md").read_text(encoding="utf-8") == signed["page"](results)
-    assert signed["gain"]([4.0, 5.0, 6.0], [1.0, 2.0, 3.0]) == "3.000 (1.000 to 5.000)"
+
+
+@pytest.mark.parametrize(
+    ("script", "kept"), [("faults/run", "results"), ("scaling/run", "results"), ("scaling/bucket", "bucket")]
+)
+def test_tables_of_pages_are_made_from_their_results(script, kept):
+    path = EXPERIMENTS / f"{script}.py"
+    made, results = runpy.run_path(str(path)), json.loads((path.parent / f"{kept}.json").read_text())
+    table = "\n".join(made["grouped"](results["faults"])) if "faults" in results else made["table"](results)
+    assert f"-->\n{table}\n<!--" in (path.parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_page_begins_with_what_came_out_and_shows_little():
@@ -312,7 +321,7 @@ def test_groups_are_chosen_by_their_settings():
     both = {"pattern=kda,pairs=8", "pattern=mamba3,pairs=8"}
     assert study.chosen_groups(found, ["pattern=kda", "pattern=mamba3,pairs=8"]) == both
     assert study.chosen_groups(found, []) == {without_seed(name) for name in found.runs}
-    assert len(study.chosen_groups(found, ["pattern=attention"])) == 2
+    assert len(study.chosen_groups(found, ["pattern=attention"])) == 4
     assert len(study.chosen_groups(found, ["pairs=8"])) > 9
     with pytest.raises(UserError, match=r"only must be settings of a group, such as .*, got 'pattern=kdb'"):
         study.chosen_groups(found, ["pattern=kdb"])
