@@ -4,15 +4,8 @@
     hyena-jax train images:mnist_fastmax --workdir runs/mnist                     # needs 'hyena_jax[tfds]'
     hyena-jax train images:mnist_fastmax --workdir runs/mnist --data.path FOLDER  # a pair of IDX files
 
-Digits, 1,500 steps, accuracy on the 360 held-out images, mean of five seeds (float32, two shared cores of an
-AMD EPYC, JAX 0.10.1; 16 to 36 s per run with compilation):
-
-    fastmax 0.976   softmax 0.977   fastmax_p1 0.978   fastmax_p3 0.981   hyena 0.981   gated 0.986
-
-MNIST's published recipe takes 3,750 steps: 2 epochs of 60,000 images (not measured here), or 13 epochs of the
-first 9,000 images of its test files. On their last 1,000 images, one seed, 25 to 38 s:
-
-    fastmax 0.928   softmax 0.930   fastmax_p1 0.881   fastmax_p3 0.886   hyena 0.961   gated 0.954
+Digits take 1,500 steps. MNIST's published recipe takes 3,750: 2 epochs of 60,000 images, or 13 epochs of the
+first 9,000 images of its test files. experiments/images compares the mixers at equal parameters.
 """
 
 from dataclasses import replace
