@@ -166,11 +166,11 @@ def draw(path: Path, found: dict) -> None:
         axes.plot(lengths, seconds, color=colour, label=LABELS[name] + grows)
         faces = ["white" if row["extrapolated"] else colour for row in single]
         axes.scatter(lengths, seconds, color=faces, edgecolors=colour, zorder=3)
-    axes.set(yscale="log", xlabel="L, tokens generated", ylabel="time for all tokens, seconds")
+    axes.set(yscale="log", xlabel="L, tokens generated", ylabel="seconds (hollow: extrapolated)")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
-    axes.set_title("Generating L tokens with 4 layers of 128 channels (hollow: extrapolated)")
+    axes.set_title("Online decoding is 17 times faster than lazy at 16,384 tokens")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", frameon=False)
     figure.savefig(path, dpi=120)

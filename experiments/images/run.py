@@ -110,7 +110,7 @@ def draw(results: dict[str, dict], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * len(results), 4), layout="constrained")
-    panels = figure.subplots(1, len(results), squeeze=False)[0]
+    panels = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
     for axes, (data, variants) in zip(panels, results.items(), strict=True):
         for i, found in enumerate(variants.values()):
             accuracies, mean = [run["accuracy"] for run in found["runs"]], found["accuracy_mean"]

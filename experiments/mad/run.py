@@ -72,7 +72,7 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="MAD's six tasks by mixer",
     source="MAD (Poli et al. 2024, 2403.17844); the table in 2406.06484",
-    message="Of ten models the four delta rules alone solve two of MAD's recalls and selective copying",
+    message="Four delta rules solve two of MAD's recalls and selective copying",
     claim="""The tasks by which MAD ranks architectures before they are trained at scale; `hyena-jax task
 NAME` shows a row of each. Macro accuracy is the mean of each class's. Here each task is at or below its
 easiest setting, 64 wide, 1,000 steps; attention, `conv_attention`, Hyena and the gated delta rule have up to

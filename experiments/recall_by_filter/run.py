@@ -62,7 +62,7 @@ STUDY = Study(
     folder=Path(__file__).parent,
     title="Recall of one pair, by Hyena's filter",
     source="Hyena Hierarchy (Poli et al. 2023, 2302.10866), figure of filters at vocabulary 30",
-    message="Filters computed by a network from the position learn recall soonest",
+    message="After 16,000 rows filters that a network computes from the position lead at recall",
     claim="""One Hyena operator of order 2 whose long filters are parametrised in several ways. The paper
 trains two layers at 131,072 tokens, where only its implicit filters recall. Here one layer at 2,048 tokens,
 and new rows, at most 16,000. Chance is 0.07. The published value next to `s4d` is that of H3's state-space
@@ -79,8 +79,8 @@ filter.""",
         (at(["implicit"]), at(["ckconv"])),
     ],
     findings="""Within 16,000 rows the two filters that a network makes of the position, `implicit` and
-`ckconv`, come furthest, and all others are behind them. In the paper `implicit` is far above `ckconv`
-as well, at 64 times the length.""",
+`ckconv`, come furthest, and all others are behind them. In the paper `implicit` is far above `ckconv`,
+unlike here, at 64 times the length.""",
     limits="""No filter has solved the task: twice the rows raise `s4d`, the free taps and `fno` by 0.21 to
 0.35, so with more training they may solve it. The rates of `fno` and of the transfer function were chosen
 by losses that hardly differ.""",

@@ -194,10 +194,10 @@ tested; both let a factor come nearer to 0. Larger models and longer contexts we
 
 MESSAGE = "Hawk's third gate helps on language; its sign, which solves parity, shows no gain"
 FINDINGS = """[Parity](../state_tracking/README.md) needs factors below 0. On language, Hawk's `sign`
-gate ends 0.02 nats below Hawk on both texts in every seed, but so does the same gate with its factor kept
-positive; the sign adds 0.001 and 0.004, and the seeds overlap. Wider initial radii lower the means by 0.010
-and 0.016, and again the sign adds nothing. For the gated delta rule the means at one rate are 0.000 and 0.004
-apart."""
+gate ends about 0.02 nats below Hawk on both texts, every seed below every seed of Hawk, but so does the same
+gate with its factor kept positive; the sign adds 0.001 and 0.004, and the seeds overlap. Wider initial radii
+lower the means by 0.010 and 0.016, and again the sign adds nothing. For the gated delta rule the means at one
+rate are 0.000 and 0.004 apart."""
 
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ def draw(path: Path, fastest: dict[tuple[str, str], tuple[Row, dict[str, Any]]])
         axes.text(high + 0.01, y, f"{row.layout}, batch {plan['batch_size']}", va="center", size="small")
     axes.set_yticks(range(len(configs)), configs)
     axes.set(xlim=(0, 1), xlabel=f"MFU of the fastest layout, {CAVEAT}")
-    axes.set_title("On 16 chips a step uses a quarter to two thirds of the peak")
+    axes.set_title("Estimated: on 16 chips a step reaches 26 to 63% of the peak")
     axes.invert_yaxis()
     handles = [Patch(color=COLOURS[n], label=target) for n, target in enumerate(targets)]
     figure.legend(handles=handles, frameon=False, loc="outside lower center", ncols=len(targets))
