@@ -16,7 +16,8 @@ Validation loss with the rate of 2e-3: mamba2 1.588, mamba3 1.603, signed_hawk 1
 gated_hyena 1.616, gated_delta 1.633, hawk 1.644, kda 1.649, striped_hyena2 1.650, lfm2 1.660, griffin
 1.672, rwkv7 1.675, annotated_hyena 1.677, hyena 1.678, local_attention 1.692, h3 1.703, stu 1.717, s4d
 1.721, aft_conv 1.729, fir 1.732, aft_full 1.734, aft_local 1.737, rotary_attention 1.738, attention 1.802,
-aft_simple 1.836, fastmax 1.901; with 6.3e-3: hawk 1.633, h3 1.675, attention 1.771.
+aft_simple 1.836, fastmax 1.901; with 6.3e-3: hawk 1.633, s4d 1.644, rwkv7 1.663, h3 1.675,
+aft_conv 1.694, attention 1.771.
 experiments/shakespeare_cpu has their spread over seeds, their machines, and which rates were searched.
 """
 
