@@ -60,6 +60,15 @@ def report(
         draw(json.loads(path.read_text()))
 
 
+def fill(page: Path, name: str, text: str) -> None:
+    """Replaces what stands in a page between the marks `<!-- name -->` and `<!-- end -->`."""
+    before, mark, rest = page.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not (mark and end):
+        raise UserError(f"{page} has no marks <!-- {name} --> and <!-- end -->")
+    write_text(page, f"{before}{mark}{text.strip()}\n{end}{after}")
+
+
 def measured_on(*packages: str) -> dict[str, Any]:
     """This machine, and the versions of JAX and of further packages."""
     from hyena_jax.system.machine import describe_machine, describe_versions  # starts JAX

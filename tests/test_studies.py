@@ -20,11 +20,13 @@ import pytest
 import reproduce
 import study
 from grid import grid_but, in_grid
-from results import faults_in_a_line
+from results import faults_in_a_line, fill
 from study import Study
 
+from hyena_jax import config
 from hyena_jax.cli import base
 from hyena_jax.config.flags import read_flags
+from hyena_jax.sweeps.compare import n_params
 from hyena_jax.sweeps.runs import without_seed
 from hyena_jax.system.errors import UserError
 from hyena_jax.system.signals import Interrupted
@@ -188,8 +190,31 @@ def test_the_page_of_signed_is_made_from_its_results():
 def test_tables_of_pages_are_made_from_their_results(script, kept):
     path = EXPERIMENTS / f"{script}.py"
     made, results = runpy.run_path(str(path)), json.loads((path.parent / f"{kept}.json").read_text())
-    table = "\n".join(made["grouped"](results["faults"])) if "faults" in results else made["table"](results)
+    table = made["table"](results.get("faults", results))
     assert f"-->\n{table}\n<!--" in (path.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_stands_between_the_marks_of_a_page_is_replaced(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("# A\n<!-- a -->\nold\n<!-- end -->\nB\n<!-- b -->\n<!-- end -->\n")
+    for name in ("a", "b"):
+        fill(path, name, f"new {name}\n")
+    page = "# A\n<!-- a -->\nnew a\n<!-- end -->\nB\n<!-- b -->\nnew b\n<!-- end -->\n"
+    assert path.read_text() == page
+    with pytest.raises(UserError, match="has no marks <!-- c -->"):
+        fill(path, "c", "lost")
+    assert path.read_text() == page
+
+
+def test_images_are_compared_at_equal_parameters():
+    widths = runpy.run_path(str(EXPERIMENTS / "images" / "run.py"))["D_FF"]
+    for prefix, size in (("", 8), ("mnist_", 28)):
+        counts = {}
+        for variant, d_ff in widths[prefix].items():
+            model = config.load(f"images:{prefix}{variant}").model
+            data = {"image_size": (size, size), "channels": 1, "n_classes": 10}
+            counts[variant] = n_params(dataclasses.replace(model, d_ff=d_ff, **data))
+        assert all(abs(count / counts["gated"] - 1) < 0.003 for count in counts.values()), counts
 
 
 def test_a_page_begins_with_what_came_out_and_shows_little():

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from results import faults_in_a_line
+from results import faults_in_a_line, fill
 
 from hyena_jax.cli.base import note, script_flags
 from hyena_jax.config import Above
@@ -260,19 +260,11 @@ def _beside(found: dict[str, Any], plan: dict[str, Any]) -> str:
     return f"{text}; differs most by {part} ({more[part]:+.3g} ms)"
 
 
-def write_page(results: dict[str, Any]) -> None:
-    """Between the marks of README.md."""
-    page = FOLDER / "README.md"
-    before, _, rest = page.read_text().partition("<!-- tables -->\n")
-    after = rest.partition("<!-- end -->")[2]
-    write_text(page, f"{before}<!-- tables -->\n{tables(results)}<!-- end -->{after}")
-
-
 if __name__ == "__main__":
     flags = script_flags(Flags)
     with faults_in_a_line():
         results = measure(flags)
         if flags.output == FOLDER and not flags.small:
-            write_page(results)
+            fill(FOLDER / "README.md", "tables", tables(results))
         else:
             print(tables(results))

@@ -1,7 +1,7 @@
 """Harms real training runs, and checks that they end as if nothing had happened.
 
 python experiments/faults/run.py [--kills 50] [--seed 0] [--workdir runs/faults]
-python experiments/faults/run.py --page-only    # the table in README.md from results.json
+python experiments/faults/run.py --plot-only    # the table in README.md from results.json
 
 Every trial is a scaled-down run of `shakespeare_cpu` in its own process. Writes results.json and the table in
 README.md, and prints every fault. Full and read-only disks are mounted in memory, which needs root on Linux;
@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +29,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results import fill
+
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config.flags import FLAT
+from hyena_jax.sweeps.compare import markdown
 from hyena_jax.system.machine import describe_machine, describe_versions
 
 HERE = Path(__file__).parent
@@ -94,13 +99,14 @@ class Flags:
     """Try only the faults whose name contains one of these, and write nothing."""
     each: int | None = None
     """Try each fault at most this often, the first of its trials."""
-    page_only: bool = False
-    """Try nothing; only write the table in README.md from results.json."""
+    plot_only: bool = False
+    """Write the table from results.json, and try nothing."""
 
 
 def main(flags: Flags) -> int:
-    if flags.page_only:
-        write_page(json.loads((HERE / "results.json").read_text())["faults"])
+    if flags.plot_only:
+        kept = json.loads((HERE / "results.json").read_text())
+        fill(HERE / "README.md", "table", table(kept["faults"]))
         return 0
     console, start = Console(highlight=False), time.perf_counter()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # else runs ignore them behind nohup or `&`
@@ -117,7 +123,7 @@ def main(flags: Flags) -> int:
             plan.append(trial)
     tried = [trial for trial in plan if mounts or "disk" not in trial.fault]
     results = list(try_all(stage, tried, flags.jobs))
-    console.print(table(plan, results))
+    console.print(on_screen(plan, results))
     for result in results:
         if not result["survived"]:
             console.print(f"{result['fault']}, {result['trial']}: {result['error']}", soft_wrap=True)
@@ -134,7 +140,7 @@ def main(flags: Flags) -> int:
         text = json.dumps(report, indent=1).replace(str(stage.lab.root), str(flags.workdir))
         (flags.out / "results.json").write_text(text + "\n")
         if flags.out == HERE:
-            write_page(report["faults"])
+            fill(HERE / "README.md", "table", table(report["faults"]))
     return 0 if all(result["survived"] for result in results) else 1
 
 
@@ -209,27 +215,17 @@ def summary(plan: list[Trial], results: list[dict]) -> dict[str, dict]:
     return faults
 
 
-def write_page(faults: dict[str, dict]) -> None:
-    """Replaces the table in README.md."""
-    page = HERE / "README.md"
-    block = "\n".join(("<!-- table -->", *grouped(faults), "<!-- end -->"))
-    text = re.sub("<!-- table -->.*?<!-- end -->", lambda _: block, page.read_text(), flags=re.S)
-    page.write_text(text)
-
-
-def grouped(faults: dict[str, dict]) -> Iterator[str]:
-    """The summary as a table with a row for each of GROUPS, and for each fault that is in none."""
+def table(faults: dict[str, dict]) -> str:
+    """The summary for the page: a row for each of GROUPS, and for each fault that is in none."""
     sums = {group: Counter() for group in GROUPS}
     for fault, counts in faults.items():
         group = next((name for name, form in GROUPS.items() if re.fullmatch(form, fault)), fault)
         sums.setdefault(group, Counter()).update(counts)
-    yield "| fault | survived / tried |"
-    yield "|---|---:|"
-    for group, counts in sums.items():
-        yield f"| {group} | {counts['survived']} / {counts['tried']} |"
+    rows = [(group, [f"{counts['survived']} / {counts['tried']}"]) for group, counts in sums.items()]
+    return "\n".join(markdown("fault", ["survived / tried"], rows))
 
 
-def table(plan: list[Trial], results: list[dict]) -> Table:
+def on_screen(plan: list[Trial], results: list[dict]) -> Table:
     """The summary as a table for the screen."""
     rows = Table("fault", "survived / tried", "moment hit", box=None)
     for fault, counts in summary(plan, results).items():

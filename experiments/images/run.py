@@ -64,8 +64,9 @@ def main(flags: Flags) -> None:
         results = {data: {} for data in plan}
         for data, (prefix, its_seeds, its_flags) in plan.items():
             for variant in flags.variants:
-                spec, start = f"images:{prefix}{variant}", f"{data}_{variant}"
-                wide = ["--model.d-ff", str(D_FF[prefix][variant]), *its_flags]
+                width = D_FF[prefix][variant]
+                spec, start = f"images:{prefix}{variant}", f"{data}_{variant}_{width}"
+                wide = ["--model.d-ff", str(width), *its_flags]
                 runs = [train(spec, seed, flags.workdir / f"{start}_{seed}", wide) for seed in its_seeds]
                 results[data][variant] = summary(runs)
         yield {**measured_on("scikit-learn"), "results": results}
@@ -99,7 +100,6 @@ def summary(runs: list[dict]) -> dict:
     accuracies = [run["accuracy"] for run in runs]
     return {
         "accuracy_mean": statistics.mean(accuracies),
-        "accuracy_deviation": statistics.stdev(accuracies) if len(runs) > 1 else None,
         "seconds_median": statistics.median(run["seconds"] for run in runs),
         "runs": runs,
     }

@@ -248,17 +248,13 @@ def main(flags: Flags) -> None:
     shutil.rmtree(folder)
     if flags.only:
         return
-    from results import measured_on
+    from results import fill, measured_on
 
     command = " ".join(["python experiments/scaling/bucket.py", *sys.argv[1:]])
     about = measured_on(SERVER, "gcsfs", "google-cloud-storage", "tensorstore", "orbax-checkpoint")
     results = {"command": command, **about, "trials": found}
     (HERE / "bucket.json").write_text(json.dumps(results, indent=1) + "\n")
-    readme = HERE / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    before, after = text.index("<!-- bucket -->"), text.index("<!-- end of bucket -->")
-    body = f"<!-- bucket -->\n{table(results)}\n"
-    readme.write_text(text[:before] + body + text[after:], encoding="utf-8")
+    fill(HERE / "README.md", "bucket", table(results))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results import fill
+
 from hyena_jax.cli.base import script_flags
 
 HERE = Path(__file__).parent
@@ -155,12 +159,7 @@ def main(flags: Flags) -> None:
     machine = describe_machine() | describe_versions()
     results = {"machine": machine, "steps": flags.steps, "rows": rows, "alone": alone}
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    results = json.loads((HERE / "results.json").read_text())
-    readme = HERE / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    before, after = text.index("<!-- table -->"), text.index("<!-- end -->")
-    body = f"<!-- table -->\n{table(results)}\n"
-    readme.write_text(text[:before] + body + text[after:], encoding="utf-8")
+    fill(HERE / "README.md", "table", table(json.loads((HERE / "results.json").read_text())))
 
 
 if __name__ == "__main__":

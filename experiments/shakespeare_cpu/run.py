@@ -21,13 +21,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from results import hyena_jax, measured_on, report
+from results import fill, hyena_jax, measured_on, report
 
 from hyena_jax.cli.base import script_flags
 from hyena_jax.config import config_files
 from hyena_jax.sweeps.compare import markdown
 from hyena_jax.sweeps.figure import COLOURS
-from hyena_jax.system.files import write_text
 from hyena_jax.training.metrics import read_rows
 
 HERE = Path(__file__).parent
@@ -196,11 +195,7 @@ def write_table(variants: dict[str, dict]) -> None:
         ]
         rows.append((f"`{name}`", cells))
     columns = ["parameters", "loss, nats", "over seeds", "seeds", "rate", "at each rate", "ms a step"]
-    page = HERE / "README.md"
-    before, _, rest = page.read_text().partition("<!-- table -->\n")
-    after = rest.partition("<!-- end -->")[2]
-    table = "\n".join(markdown("`shakespeare_cpu:NAME`", columns, rows))
-    write_text(page, f"{before}<!-- table -->\n{table}\n<!-- end -->{after}")
+    fill(HERE / "README.md", "table", "\n".join(markdown("`shakespeare_cpu:NAME`", columns, rows)))
 
 
 def draw_losses(variants: dict[str, dict]) -> None:

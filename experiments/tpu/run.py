@@ -10,7 +10,6 @@ tables of README.md: the fastest layout of each config on v5e, and every mixer.
 """
 
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +19,10 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results import fill
 
 from hyena_jax import config
 from hyena_jax.cli.base import script_flags
@@ -121,14 +124,10 @@ def main(flags: Flags) -> int:
             write_text(path, json.dumps(report, indent=1) + "\n")
             advance()
     shown = {row: found[row] for row in rows if row in found}
-    tables = {"table": list(_table(shown)), "whole": list(_comparison(shown)), "mixers": list(_mixers(shown))}
+    tables = {"table": _table(shown), "whole": _comparison(shown), "mixers": _mixers(shown)}
     draw(FOLDER / "plot.png", _fastest(shown))
-    readme = FOLDER / "README.md"
-    text = readme.read_text()
     for name, lines in tables.items():
-        block = "\n".join((f"<!-- {name} -->", *lines, "<!-- end -->"))
-        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, block=block: block, text, flags=re.S)
-    write_text(readme, text)
+        fill(FOLDER / "README.md", name, "\n".join(lines))
     return 0
 
 
